@@ -1,5 +1,5 @@
-# The service: API (the default command), background process (`python -m service.background.main`) and migration
-# (`python -m service.store.migrate`). Settings come from the environment or from files below /run/secrets.
+# The service: API (the default command), background process (`python -m ablate.service.background.main`) and migration
+# (`python -m ablate.service.store.migrate`). Settings come from the environment or from files below /run/secrets.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 FROM ${PYTHON_IMAGE} AS code
 WORKDIR /src
@@ -27,4 +27,4 @@ ENV PATH=/opt/ablate/bin:$PATH PYTHONUNBUFFERED=1 ABLATE_HOME=/tmp ABLATE_HOST=0
 USER 10001
 WORKDIR /var/lib/ablate
 EXPOSE 8321
-CMD ["python", "-m", "service.app"]
+CMD ["python", "-m", "ablate.service.app"]

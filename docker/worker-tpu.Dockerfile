@@ -28,4 +28,4 @@ WORKDIR /var/lib/ablate
 # As in worker.Dockerfile.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=20m --retries=2 \
     CMD test -n "$(find "$ABLATE_HOME/alive" -mmin -2)"
-CMD ["python", "-m", "workers.app"]
+CMD ["python", "-m", "ablate.workers.app"]

@@ -48,4 +48,4 @@ WORKDIR /var/lib/ablate
 # The age of a file: starting a program would disturb a measurement. The first start may compile for minutes.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=20m --retries=2 \
     CMD test -n "$(find "$ABLATE_HOME/alive" -mmin -2)"
-CMD ["python", "-m", "workers.app"]
+CMD ["python", "-m", "ablate.workers.app"]

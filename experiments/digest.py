@@ -9,6 +9,9 @@ from typing import Any
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
 """Folder of the packages; the root of the checkout in a development install."""
 
+IMPORT_ROOT = Path(__file__).parents[2]
+"""Folder from which `import ablate` works; in a development install its packages are links to those in SOURCE_ROOT."""
+
 CODE_PACKAGES = ("kernels", "model", "workers")
 """Packages whose source code affects measurements."""
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from experiments.digest import digest
+from ablate.experiments.digest import digest
 
 
 def _number(value: Any) -> Any:

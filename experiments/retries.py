@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from experiments.outcomes import FailureClass
+from ablate.experiments.outcomes import FailureClass
 
 
 class RetryRule(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeAlias, get_args
 
-from kernels.backends import Lane
+from ablate.kernels.backends import Lane
 
 Schedule: TypeAlias = Literal["sequential", "chunk_parallel"]
 
@@ -18,7 +18,7 @@ MAX_SUPERCHUNK = 4096
 """Most tokens per super-chunk that a configuration may ask for, in multiples of its chunk size."""
 PIPELINE_STAGES = (0, 1, 2)
 HEADS_IN_TURN = (0, 1, 2, 4)
-COMPILER = "kernels.mamba3_mimo.cuda.host.compiled"
+COMPILER = "ablate.kernels.mamba3_mimo.cuda.host.compiled"
 """Module of lane cuda that counts the kernels of this process, once something has imported it."""
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import xla_jax
-from kernels.errors import KernelUnsupported
+from ablate.kernels import xla_jax
+from ablate.kernels.errors import KernelUnsupported
 
 BLOCK = 128
 LANES, SUBLANES = 128, 8

@@ -24,8 +24,8 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kernels.errors import KernelUnsupported
-from kernels.xla_compiler import libtpu_refusal
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.xla_compiler import libtpu_refusal
 
 DISTRIBUTIONS = ("torch", "torch_xla", "jax", "jaxlib", "torchax", "libtpu")
 PINNED = {"torch": "2.9.", "torch_xla": "2.9.", "jax": "0.7.1", "jaxlib": "0.7.1", "torchax": "0.0.13"}

@@ -5,9 +5,9 @@ Back ends that some nodes lack are tried on each node instead (model/back_ends.p
 
 from collections.abc import Iterator
 
-from kernels.backends import Lane
-from model.config import TrainConfig
-from model.errors import ConfigError
+from ablate.kernels.backends import Lane
+from ablate.model.config import TrainConfig
+from ablate.model.errors import ConfigError
 
 FA4_WIDTHS = tuple(range(32, 257, 32))
 """Head widths whose results were compared with float64. Release 4.0.0b36 takes every multiple of 8 up to 256, but on an

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.errors import KernelUnsupported
-from model.config import ProjectionKind
-from model.layers.attention import ATTEND, document_mask
-from model.layers.linear import NORM_EPS, Linear, QuackRMSNorm
-from model.training.loss import KINDS, cross_entropy
+from ablate.kernels.errors import KernelUnsupported
+from ablate.model.config import ProjectionKind
+from ablate.model.layers.attention import ATTEND, document_mask
+from ablate.model.layers.linear import NORM_EPS, Linear, QuackRMSNorm
+from ablate.model.training.loss import KINDS, cross_entropy
 
 LIMIT, FLOAT8_LIMIT = 0.02, 0.15
 """Largest relative errors of results in bfloat16 and in float8, as root mean squares."""

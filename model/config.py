@@ -7,10 +7,10 @@ heads, G B/C groups, N state size per head, P head width, R MIMO rank, C chunk l
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from kernels.backends import GENERATED_LANES, Lane
-from kernels.scan_switches import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, ScanSwitches
-from model.errors import ConfigError
-from model.measurements import Phase
+from ablate.kernels.backends import GENERATED_LANES, Lane
+from ablate.kernels.scan_switches import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, ScanSwitches
+from ablate.model.errors import ConfigError
+from ablate.model.measurements import Phase
 
 AttentionBackend: TypeAlias = Literal["sdpa", "flash", "fa4", "cudnn", "flex", "splash", "pallas_softcap"]
 LossKind: TypeAlias = Literal["dense", "compiled", "chunked", "torch_linear_ce", "liger", "quack"]

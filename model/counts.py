@@ -14,7 +14,7 @@ Model FLOPs count the work of the mathematics, not of an implementation:
 
 from collections.abc import Callable
 
-from model.config import HybridConfig, TrainConfig
+from ablate.model.config import HybridConfig, TrainConfig
 
 BACKWARD_FACTOR = 3
 """Forward plus backward pass, in units of the forward pass."""

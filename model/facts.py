@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class ModelFact(StrEnum):
-    """Facts outside the scan. `kernels.scan_switches.ScanFact` has the scan's."""
+    """Facts outside the scan. `ablate.kernels.scan_switches.ScanFact` has the scan's."""
 
     ATTENTION = "attention.implementation"
     """Attention backend that ran."""

@@ -14,13 +14,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from kernels import facts
-from model.config import HybridConfig, MambaConfig, TrainConfig
-from model.facts import ModelFact
-from model.layers.attention import CausalAttention, Rotary
-from model.layers.layer_loops import LayerLoops
-from model.layers.linear import GatedMLP, Linear, residual_norm
-from model.layers.mamba3 import Mamba3
+from ablate.kernels import facts
+from ablate.model.config import HybridConfig, MambaConfig, TrainConfig
+from ablate.model.facts import ModelFact
+from ablate.model.layers.attention import CausalAttention, Rotary
+from ablate.model.layers.layer_loops import LayerLoops
+from ablate.model.layers.linear import GatedMLP, Linear, residual_norm
+from ablate.model.layers.mamba3 import Mamba3
 
 MIXERS: dict[str, type[Mamba3] | type[CausalAttention] | type[GatedMLP]] = {
     "M": Mamba3,
@@ -93,7 +93,7 @@ class Hybrid(nn.Module):
     def forward(self, tokens_BS: Tensor, segment_ids_BS: Tensor, layer: Layer | None = None) -> Tensor:
         """Return the hidden states [B,S,D] after the final norm, in the compute dtype.
 
-        `tokens_BS`: int64 ids. `segment_ids_BS`: int64, constant over a document. The loss (model.training.loss)
+        `tokens_BS`: int64 ids. `segment_ids_BS`: int64, constant over a document. The loss (ablate.model.training.loss)
         applies the head, so the logits of all tokens need not exist at once. `layer` computes the blocks.
         """
         x_BSD = nn.functional.embedding(tokens_BS, self.embedding).to(self._residual_dtype)

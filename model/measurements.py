@@ -31,7 +31,7 @@ class Metric:
     """Its name in reports."""
     unit: str
     field: str = ""
-    """Dotted path in the receipt, for `experiments.records.receipts.read_metric`; default: the annotated field."""
+    """Dotted path in the receipt (`ablate.experiments.records.receipts.read_metric`); default: the annotated field."""
     _: KW_ONLY
     better: Literal["higher", "lower"] | None = "lower"
     """Direction of improvement; None where neither is one."""
@@ -62,7 +62,7 @@ class Metric:
     decides: Literal["paired", "exact", "curve"] | None = "exact"
     """How it decides as primary metric. `paired`: by a t test over block differences. `exact`: by its value, which must
     be bit-identical whenever one arm runs again with one seed. `curve`: by a t test over seeds, from the validation
-    curves of both trials of a block (`experiments.analysis.curves`). None: it cannot."""
+    curves of both trials of a block (`ablate.experiments.analysis.curves`). None: it cannot."""
 
 
 class Step(BaseModel):
@@ -197,7 +197,7 @@ class Measurements(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     facts: Mapping[str, Any]
-    """Facts that the code recorded about itself in step 0 (kernels.facts)."""
+    """Facts that the code recorded about itself in step 0 (ablate.kernels.facts)."""
     warmup_passes: tuple[float, ...]
     """Seconds of each forward and backward pass without an update that the warm-up ran besides its steps."""
     compile_s: Annotated[

@@ -1,4 +1,4 @@
-"""The API process: `create_app` builds it, `python -m service.app` serves it with one uvloop worker."""
+"""The API process: `create_app` builds it, `python -m ablate.service.app` serves it with one uvloop worker."""
 
 import logging
 import pkgutil
@@ -17,21 +17,21 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import BaseRoute
 
-from experiments.system.logs import configure_logging
-from service import routes
-from service.errors import ConfigurationError
-from service.http import openapi, problems
-from service.http.authentication import Authenticator, RateLimiter, bootstrap
-from service.http.deps import Services
-from service.http.event_streams import Streams
-from service.http.metrics import StoreMetrics
-from service.http.middleware import RequestMiddleware
-from service.http.readiness import ReadinessMonitor
-from service.queue.wake_ups import WakePublisher
-from service.settings import ServiceSettings, get_settings
-from service.store.migrate import upgrade
-from service.store.session import OTHERS_AT_ONCE, Store
-from service.web import actions, html, mlflow_pages, pages, sign_in
+from ablate.experiments.system.logs import configure_logging
+from ablate.service import routes
+from ablate.service.errors import ConfigurationError
+from ablate.service.http import openapi, problems
+from ablate.service.http.authentication import Authenticator, RateLimiter, bootstrap
+from ablate.service.http.deps import Services
+from ablate.service.http.event_streams import Streams
+from ablate.service.http.metrics import StoreMetrics
+from ablate.service.http.middleware import RequestMiddleware
+from ablate.service.http.readiness import ReadinessMonitor
+from ablate.service.queue.wake_ups import WakePublisher
+from ablate.service.settings import ServiceSettings, get_settings
+from ablate.service.store.migrate import upgrade
+from ablate.service.store.session import OTHERS_AT_ONCE, Store
+from ablate.service.web import actions, html, mlflow_pages, pages, sign_in
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
 
 
 def _routes() -> list[BaseRoute]:
-    """Return the routes of every module in `service.routes` and of the pages, in one flat list."""
+    """Return the routes of every module in `ablate.service.routes` and of the pages, in one flat list."""
     modules = [import_module(f"{routes.__name__}.{module.name}") for module in pkgutil.iter_modules(routes.__path__)]
     modules += [pages, actions, sign_in, mlflow_pages, html]
     return [route for module in modules for route in module.router.routes]

@@ -1,13 +1,14 @@
 """Errors of the service with their HTTP status and problem type.
 
-A class's docstring is its default message. Routes and the store raise these; `service.http.problems` answers them.
+A class's docstring is its default message. Routes and the store raise these, and `ablate.service.http.problems`
+answers them.
 """
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import ClassVar
 
-from experiments.errors import SpecProblem
+from ablate.experiments.errors import SpecProblem
 
 
 class ServiceError(Exception):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
-from service.errors import IllegalMove
+from ablate.experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
+from ablate.service.errors import IllegalMove
 
 
 class EventKind(StrEnum):

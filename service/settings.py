@@ -1,6 +1,7 @@
-"""Settings of the service from environment variables with prefix ABLATE_; clients have their own in `service.client`.
+"""Settings of the service from environment variables with prefix ABLATE_.
 
-Without any variable the embedded stack runs on loopback below ./.ablate.
+Without any variable the embedded stack runs on loopback below ./.ablate. Clients have settings of their own
+(`ablate.service.client.settings`).
 """
 
 import fcntl
@@ -17,10 +18,10 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from experiments.documents import settings_problems, write_whole
-from experiments.ids import own_node_name
-from experiments.system.logs import LogFormat
-from experiments.system.setting_values import (
+from ablate.experiments.documents import settings_problems, write_whole
+from ablate.experiments.ids import own_node_name
+from ablate.experiments.system.logs import LogFormat
+from ablate.experiments.system.setting_values import (
     PREFIX,
     MlflowAddress,
     NodeName,
@@ -32,8 +33,8 @@ from experiments.system.setting_values import (
     secrets_folder,
     without_credentials,
 )
-from service.client.settings import HomePath
-from service.errors import ConfigurationError
+from ablate.service.client.settings import HomePath
+from ablate.service.errors import ConfigurationError
 
 PLACEHOLDERS = frozenset(
     {"", "changeme", "change-me", "secret", "password", "admin", "worker", "token", "test", "todo"}

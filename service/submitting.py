@@ -5,30 +5,30 @@ from collections.abc import Callable, Iterator
 
 from sqlalchemy import Connection
 
-from experiments.analysis.noise.admission import standing_problems
-from experiments.analysis.sizing import PlannedSpec, plan_spec, sizing_problems, workload_of
-from experiments.design.plan import Plan, controlled, may_have_control, questions
-from experiments.design.power import alpha_of
-from experiments.design.problems import pointer
-from experiments.design.spec import AblationSpec
-from experiments.digest import digest
-from experiments.errors import SpecError, SpecProblem
-from experiments.ids import new_id
-from experiments.records.calibration import Calibration, Sizing
-from experiments.records.circumstances import Family
-from experiments.reporting import wording
-from kernels.backends import NODE_CLASSES
-from service.errors import Forbidden
-from service.http.deps import Services
-from service.http.serializers import accepted_public, silent_limit_s
-from service.principals import Principal, Scope
-from service.queue.waiting import eligible_nodes
-from service.schemas.submissions import AblationAccepted, SpecBody
-from service.store.ablations.circumstances import family_if_asked_now
-from service.store.ablations.code_archives import user_of
-from service.store.ablations.plan_cost import check_budget, expected_device_minutes, warnings_of
-from service.store.ablations.quotas import check_quota
-from service.store.ablations.submissions import (
+from ablate.experiments.analysis.noise.admission import standing_problems
+from ablate.experiments.analysis.sizing import PlannedSpec, plan_spec, sizing_problems, workload_of
+from ablate.experiments.design.plan import Plan, controlled, may_have_control, questions
+from ablate.experiments.design.power import alpha_of
+from ablate.experiments.design.problems import pointer
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.digest import digest
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.ids import new_id
+from ablate.experiments.records.calibration import Calibration, Sizing
+from ablate.experiments.records.circumstances import Family
+from ablate.experiments.reporting import wording
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.service.errors import Forbidden
+from ablate.service.http.deps import Services
+from ablate.service.http.serializers import accepted_public, silent_limit_s
+from ablate.service.principals import Principal, Scope
+from ablate.service.queue.waiting import eligible_nodes
+from ablate.service.schemas.submissions import AblationAccepted, SpecBody
+from ablate.service.store.ablations.circumstances import family_if_asked_now
+from ablate.service.store.ablations.code_archives import user_of
+from ablate.service.store.ablations.plan_cost import check_budget, expected_device_minutes, warnings_of
+from ablate.service.store.ablations.quotas import check_quota
+from ablate.service.store.ablations.submissions import (
     IdempotencyKey,
     KeyUsed,
     StoredAnswer,
@@ -36,7 +36,7 @@ from service.store.ablations.submissions import (
     find_answer,
     store_submission,
 )
-from service.store.nodes.calibrations import read_calibrations
+from ablate.service.store.nodes.calibrations import read_calibrations
 
 _STEP_BYTES = 256
 """Most bytes of a step in a report, whose numbers have up to 17 digits."""

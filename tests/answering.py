@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.records.receipts import seal
-from kernels.backends import NODE_CLASSES
-from service.background.outbox_handlers import OutboxHandlers
-from service.lifecycle import OutboxKind
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.records.receipts import seal
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.lifecycle import OutboxKind
 from tests.api_stack import Api
 from tests.factories import GIB, make_receipt
 from tests.program_receipts import program_receipt

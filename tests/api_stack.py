@@ -23,14 +23,14 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 from sqlalchemy import create_engine, make_url, text
 
-from experiments.design.plan import Plan
-from experiments.design.spec import AblationSpec
-from experiments.records.identity import BlockReport, ClaimedBlock
-from experiments.records.signing import Signer
-from service.app import create_app
-from service.settings import ServiceSettings
-from service.store.migrate import upgrade
-from service.store.session import Store
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.records.identity import BlockReport, ClaimedBlock
+from ablate.experiments.records.signing import Signer
+from ablate.service.app import create_app
+from ablate.service.settings import ServiceSettings
+from ablate.service.store.migrate import upgrade
+from ablate.service.store.session import Store
 from tests.factories import make_plan, make_receipt, spec_values
 from tests.waiting import LIMIT_S, until
 from tests.watched_postgres import end_with_this_process

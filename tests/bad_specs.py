@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from experiments.design.load import MAX_SPEC_BYTES
+from ablate.experiments.design.load import MAX_SPEC_BYTES
 from tests.factories import spec_values
 
 JSON, YAML, TOML = "application/json", "application/yaml", "application/toml"

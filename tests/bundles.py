@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from experiments.documents import seal
-from experiments.ids import new_id
-from experiments.outcomes import FailureClass
-from experiments.records.bundle import (
+from ablate.experiments.documents import seal
+from ablate.experiments.ids import new_id
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.bundle import (
     Attempt,
     BrokenAttempt,
     Manifest,
@@ -21,12 +21,12 @@ from experiments.records.bundle import (
     signed_attempt,
     trial_folder,
 )
-from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
-from experiments.records.circumstances import Family
-from experiments.records.messages import DeviceInfo, NodeRegistration
-from experiments.records.plan_file import PlanFile, countersign, make_plan_file, plan_file_text
-from experiments.records.receipts import Receipt
-from experiments.records.signing import Signer, manifest_statement
+from ablate.experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
+from ablate.experiments.records.circumstances import Family
+from ablate.experiments.records.messages import DeviceInfo, NodeRegistration
+from ablate.experiments.records.plan_file import PlanFile, countersign, make_plan_file, plan_file_text
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.records.signing import Signer, manifest_statement
 from tests.factories import make_plan, make_receipt, make_spec, spec_values
 
 BEGAN = datetime(2026, 11, 20, 12, tzinfo=UTC)

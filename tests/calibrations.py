@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
-from experiments.design.load import parse_spec
-from experiments.design.spec import AblationSpec
-from experiments.records.calibration import AABlock, CalibrationKey
+from ablate.experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.records.calibration import AABlock, CalibrationKey
 from tests.factories import make_spec
 
 BEGAN = datetime(2026, 11, 20, 12, tzinfo=UTC)

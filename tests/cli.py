@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from experiments.system.console import GROUP, build
-from service.client.settings import get_client_settings
+from ablate.experiments.system.console import GROUP, build
+from ablate.service.client.settings import get_client_settings
 from tests.api_stack import ADMIN, Api
 
 PROGRAM = Path(sys.executable).with_name("ablate")

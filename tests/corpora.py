@@ -3,9 +3,9 @@
 import shutil
 from pathlib import Path
 
-from model.config import DataConfig
-from model.data.corpus import TORCH_HEADERS, corpus_root
-from model.data.dataset import Dataset, prepare
+from ablate.model.config import DataConfig
+from ablate.model.data.corpus import TORCH_HEADERS, corpus_root
+from ablate.model.data.dataset import Dataset, prepare
 
 
 def copy_headers(folder: Path, *, num_files: int = 24) -> Path:

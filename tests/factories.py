@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from experiments.catalog.files import read_catalog_file
-from experiments.design.arms import Arm
-from experiments.design.gate_readings import read_gates
-from experiments.design.kinds.built_in import BuiltInArm
-from experiments.design.kinds.kind import ArmConfig
-from experiments.design.load import parse_spec
-from experiments.design.plan import BlockPlan, Plan
-from experiments.design.plan import make_plan as plan_of
-from experiments.design.spec import AblationSpec
-from experiments.outcomes import FailureClass, Outcome
-from experiments.records.compilation_report import CompilationReport, HbmPlan, Overflow
-from experiments.records.receipts import Digests, Environment, Ids, Memory, Receipt, seal, summarise
-from experiments.records.spec_code import pack_spec
-from kernels.backends import NODE_CLASSES
-from kernels.scan_switches import ScanFact
-from model.counts import step_flops
-from model.facts import ModelFact
-from model.measurements import Step, Validation
+from ablate.experiments.catalog.files import read_catalog_file
+from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.kinds.built_in import BuiltInArm
+from ablate.experiments.design.kinds.kind import ArmConfig
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import BlockPlan, Plan
+from ablate.experiments.design.plan import make_plan as plan_of
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.outcomes import FailureClass, Outcome
+from ablate.experiments.records.compilation_report import CompilationReport, HbmPlan, Overflow
+from ablate.experiments.records.receipts import Digests, Environment, Ids, Memory, Receipt, seal, summarise
+from ablate.experiments.records.spec_code import pack_spec
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.kernels.scan_switches import ScanFact
+from ablate.model.counts import step_flops
+from ablate.model.facts import ModelFact
+from ablate.model.measurements import Step, Validation
 
 GIB = 2**30
 PAUSE_S = 1e-4

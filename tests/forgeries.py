@@ -14,20 +14,20 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import create_engine
 
-from experiments.analysis.guards import block_problems, order_problems
-from experiments.documents import seal
-from experiments.errors import BundleError, PlanFileError
-from experiments.outcomes import FailureClass
-from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, signed_attempt
-from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
-from experiments.records.bundle_reader import open_bundle
-from experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file
-from experiments.records.receipts import Receipt, summarise
-from experiments.records.signing import Signer
-from kernels.scan_switches import ScanFact
-from model.measurements import Step
-from service.store.access import keys
-from service.store.tables import metadata, node_keys
+from ablate.experiments.analysis.guards import block_problems, order_problems
+from ablate.experiments.documents import seal
+from ablate.experiments.errors import BundleError, PlanFileError
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.bundle import Attempt, BrokenAttempt, Bundle, signed_attempt
+from ablate.experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
+from ablate.experiments.records.bundle_reader import open_bundle
+from ablate.experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file
+from ablate.experiments.records.receipts import Receipt, summarise
+from ablate.experiments.records.signing import Signer
+from ablate.kernels.scan_switches import ScanFact
+from ablate.model.measurements import Step
+from ablate.service.store.access import keys
+from ablate.service.store.tables import metadata, node_keys
 from tests.bundles import broken_attempt, make_bundle, make_file, resealed, sealed
 from tests.factories import NOTHING_HAPPENED, PAUSE_S
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 
-from experiments.reporting.mlflow.content import ID_TAG, RUN_TAG
+from ablate.experiments.reporting.mlflow.content import ID_TAG, RUN_TAG
 from tests.waiting import LIMIT_S
 
 _PAGE = 1000

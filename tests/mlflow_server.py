@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 
-from service.settings import generated_secret
-from service.stack.layout import MLFLOW_USER
-from service.stack.parts import mlflow_command
+from ablate.service.settings import generated_secret
+from ablate.service.stack.layout import MLFLOW_USER
+from ablate.service.stack.parts import mlflow_command
 from tests.ports import free_port
 from tests.waiting import LIMIT_S, POLL_S
 

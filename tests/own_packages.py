@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.design import packages
+from ablate.experiments.design import packages
 
 DECLARATION = {
     "version": 1,

@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from experiments.design.arms import Arm
-from experiments.design.gate_readings import declared_readings
-from experiments.design.kinds.program import ProgramArm
-from experiments.design.load import parse_spec
-from experiments.design.plan import BlockPlan, Plan, make_plan
-from experiments.design.spec import AblationSpec
-from experiments.digest import canonical_json
-from experiments.outcomes import FailureClass, Outcome
-from experiments.records.program_report import OUT, ProgramReport
-from experiments.records.receipts import (
+from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.gate_readings import declared_readings
+from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import BlockPlan, Plan, make_plan
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.digest import canonical_json
+from ablate.experiments.outcomes import FailureClass, Outcome
+from ablate.experiments.records.program_report import OUT, ProgramReport
+from ablate.experiments.records.receipts import (
     Digests,
     Environment,
     Ids,
@@ -22,7 +22,7 @@ from experiments.records.receipts import (
     seal,
     summarise,
 )
-from model.measurements import Step
+from ablate.model.measurements import Step
 from tests.factories import FIRST_TRIAL, GIB, with_changes
 
 VALUES: dict[str, Any] = {

@@ -7,14 +7,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from experiments.design.kinds.command import CommandArm
-from experiments.design.kinds.program import ProgramArm
-from experiments.system.processes import adopt_orphans
-from model.config import StepsConfig
-from workers.commands.code_copy import copy_code
-from workers.commands.program import run_program
-from workers.paths import WorkPaths
-from workers.trials.result import TrialOrder, TrialResult
+from ablate.experiments.design.kinds.command import CommandArm
+from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.system.processes import adopt_orphans
+from ablate.model.config import StepsConfig
+from ablate.workers.commands.code_copy import copy_code
+from ablate.workers.commands.program import run_program
+from ablate.workers.paths import WorkPaths
+from ablate.workers.trials.result import TrialOrder, TrialResult
 
 LOOP = """
 import ablate, argparse, sys, time

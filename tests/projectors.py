@@ -1,7 +1,7 @@
 """A projector for tests that always leads."""
 
-from service.background.projector import ProjectionSink, Projector
-from service.store.session import Store
+from ablate.service.background.projector import ProjectionSink, Projector
+from ablate.service.store.session import Store
 
 
 def projector(store: Store, sink: ProjectionSink) -> Projector:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from service.schemas.ablations import AblationPublic, TrialPublic
+from ablate.service.schemas.ablations import AblationPublic, TrialPublic
 
 
 def ablation_row(**changes: Any) -> AblationPublic:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from model.config import MeshConfig
+from ablate.model.config import MeshConfig
 
 LONGEST_S = {"cpu": 120.0, "cuda": 900.0}
 """Seconds of one call. On a GPU the scan's kernels are compiled first."""
@@ -21,7 +21,7 @@ _context = multiprocessing.get_context("forkserver")
 _server = forkserver.ForkServer()
 """A fork server of the ranks alone: the one of multiprocessing may have been started by a test of workers, without
 torch, and every rank would then import that itself, for seconds."""
-_server.set_forkserver_preload(["model.training.ranked_step", "tests.unit.model.test_train"])
+_server.set_forkserver_preload(["ablate.model.training.ranked_step", "tests.unit.model.test_train"])
 
 
 def run_ranks(mesh: MeshConfig, work: Callable[..., Any], *arguments: Any, device: str = "cpu") -> list[Any]:
@@ -78,7 +78,7 @@ def _rank(
 ) -> None:
     import torch
 
-    from model.parallel.ranks import Ranks, join
+    from ablate.model.parallel.ranks import Ranks, join
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)

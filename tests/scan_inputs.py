@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.mamba3_mimo import ScanInputs
+from ablate.kernels.mamba3_mimo import ScanInputs
 
 TIME_AXIS = {"q": 1, "k": 1, "v": 1, "z": 1, "adt": 2, "dt": 2, "trap": 2, "angles": 1, "out": 1}
 """Axis of time of every tensor that has one."""

@@ -12,7 +12,7 @@ import httpx
 
 from tests.waiting import POLL_S
 
-API, BACKGROUND = "service.app", "service.background.main"
+API, BACKGROUND = "ablate.service.app", "ablate.service.background.main"
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 import random
 from typing import Any
 
-from experiments.design.plan import BlockPlan, Plan
-from experiments.records.receipts import Receipt
-from model.measurements import Step
+from ablate.experiments.design.plan import BlockPlan, Plan
+from ablate.experiments.records.receipts import Receipt
+from ablate.model.measurements import Step
 from tests.factories import PAUSE_S, make_receipt
 
 HANDOVER_S = 1e-3

@@ -4,16 +4,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.documents import write_whole
-from experiments.records.identity import ClaimedBlock
-from model.counts import step_flops
+from ablate.experiments.documents import write_whole
+from ablate.experiments.records.identity import ClaimedBlock
+from ablate.model.counts import step_flops
+from ablate.workers.blocks.receipt import TrialRecord
+from ablate.workers.blocks.surroundings import changes
+from ablate.workers.identity.node import Node
+from ablate.workers.paths import WorkPaths
+from ablate.workers.processes.runner import Ending
+from ablate.workers.trials.result import TrialResult
 from tests.factories import make_steps, make_validations, observed_facts
-from workers.blocks.receipt import TrialRecord
-from workers.blocks.surroundings import changes
-from workers.identity.node import Node
-from workers.paths import WorkPaths
-from workers.processes.runner import Ending
-from workers.trials.result import TrialResult
 
 
 def left_behind(block: ClaimedBlock, node: Node, folder: Path, **result: Any) -> TrialRecord:

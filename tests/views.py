@@ -9,17 +9,17 @@ from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any
 
-from experiments.analysis.judge import judge
-from experiments.design.arms import Arm
-from experiments.design.kinds.kind import ArmConfig
-from experiments.design.load import parse_spec
-from experiments.design.plan import BlockPlan, Plan, make_plan
-from experiments.design.spec import AblationSpec
-from experiments.outcomes import AblationState, Outcome, TrialState
-from experiments.records.circumstances import CALIBRATED, UNCALIBRATED, Circumstances
-from experiments.records.receipts import Memory, Receipt
-from experiments.reporting.view import AblationView, TrialView
-from model.measurements import Step, StepTrace
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.kinds.kind import ArmConfig
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import BlockPlan, Plan, make_plan
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.outcomes import AblationState, Outcome, TrialState
+from ablate.experiments.records.circumstances import CALIBRATED, UNCALIBRATED, Circumstances
+from ablate.experiments.records.receipts import Memory, Receipt
+from ablate.experiments.reporting.view import AblationView, TrialView
+from ablate.model.measurements import Step, StepTrace
 from tests.factories import NOTHING_HAPPENED, VALIDATION_S, clocked, make_receipt, observed_facts
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)

@@ -5,7 +5,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
-from service.web.sessions import COOKIE
+from ablate.service.web.sessions import COOKIE
 from tests.api_stack import Api
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from sqlalchemy import update
 
-from experiments.catalog.files import read_catalog_file
-from experiments.design.load import load_values
-from experiments.outcomes import Outcome
-from service.background.outbox_handlers import OutboxHandlers
-from service.lifecycle import OutboxKind
-from service.store.tables import ablations
+from ablate.experiments.catalog.files import read_catalog_file
+from ablate.experiments.design.load import load_values
+from ablate.experiments.outcomes import Outcome
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store.tables import ablations
 from tests import views
 from tests.api_stack import Api, receipts_of
 from tests.factories import spec_values

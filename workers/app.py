@@ -1,4 +1,4 @@
-"""`python -m workers.app`: run a worker.
+"""`python -m ablate.workers.app`: run a worker.
 
 This module imports nothing heavy: every trial is forked, and imports the main module of its parent again.
 """
@@ -8,7 +8,7 @@ import sys
 
 def main() -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
-    from workers.serve import serve
+    from ablate.workers.serve import serve
 
     return serve()
 

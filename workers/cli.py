@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from experiments.documents import settings_problems
-from experiments.errors import SigningUnavailable
-from experiments.outcomes import ExitCode
-from experiments.system.processes import OWN_PYTHON
-from experiments.system.setting_values import checked_secret, read_secret
-from workers.doctor import DoctorCheck, examine
-from workers.errors import SettingsError, WorkerError
-from workers.identity.node_key import KEY_FILE, node_signer
-from workers.install import Installation, find_account
-from workers.settings import Settings, check_token, get_settings
+from ablate.experiments.documents import settings_problems
+from ablate.experiments.errors import SigningUnavailable
+from ablate.experiments.outcomes import ExitCode
+from ablate.experiments.system.processes import OWN_PYTHON
+from ablate.experiments.system.setting_values import checked_secret, read_secret
+from ablate.workers.doctor import DoctorCheck, examine
+from ablate.workers.errors import SettingsError, WorkerError
+from ablate.workers.identity.node_key import KEY_FILE, node_signer
+from ablate.workers.install import Installation, find_account
+from ablate.workers.settings import Settings, check_token, get_settings
 
 app = typer.Typer(name="worker", help="Run and examine a worker on this machine.", no_args_is_help=True)
 
@@ -30,7 +30,7 @@ app = typer.Typer(name="worker", help="Run and examine a worker on this machine.
 @app.command()
 def up() -> None:
     """Run a worker in the foreground until Ctrl-C or SIGTERM."""
-    command = [*OWN_PYTHON, "-m", "workers.app"]
+    command = [*OWN_PYTHON, "-m", "ablate.workers.app"]
     os.execv(sys.executable, command)  # noqa: S606 - the fork server needs a main module that costs nothing to import
 
 

@@ -5,24 +5,24 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from experiments.design.packages import installed
-from experiments.errors import BadSetting, SigningUnavailable
-from experiments.records.signing import signing_problem
-from experiments.system.kernel_limits import landlock_version
-from model.data.corpus import BUILT_IN
-from model.measurements import GIB
-from workers.devices.device_lock import DeviceLock
-from workers.devices.inventory import find_devices, memory_limit_bytes
-from workers.devices.node_health import free_gib_at
-from workers.errors import DeviceBusy, DeviceMissing, PreloadError, WorkerError
-from workers.identity import node
-from workers.identity.node_key import KEY_FILE, node_signer
-from workers.isolation import isolation_gaps, isolation_problem
-from workers.leases.service_api import ServiceApi, service_api
-from workers.node_secrets import read_secrets
-from workers.processes.forkserver import ForkServer
-from workers.processes.lanes import keep_lanes, run_lanes
-from workers.settings import Settings
+from ablate.experiments.design.packages import installed
+from ablate.experiments.errors import BadSetting, SigningUnavailable
+from ablate.experiments.records.signing import signing_problem
+from ablate.experiments.system.kernel_limits import landlock_version
+from ablate.model.data.corpus import BUILT_IN
+from ablate.model.measurements import GIB
+from ablate.workers.devices.device_lock import DeviceLock
+from ablate.workers.devices.inventory import find_devices, memory_limit_bytes
+from ablate.workers.devices.node_health import free_gib_at
+from ablate.workers.errors import DeviceBusy, DeviceMissing, PreloadError, WorkerError
+from ablate.workers.identity import node
+from ablate.workers.identity.node_key import KEY_FILE, node_signer
+from ablate.workers.isolation import isolation_gaps, isolation_problem
+from ablate.workers.leases.service_api import ServiceApi, service_api
+from ablate.workers.node_secrets import read_secrets
+from ablate.workers.processes.forkserver import ForkServer
+from ablate.workers.processes.lanes import keep_lanes, run_lanes
+from ablate.workers.settings import Settings
 
 _LEAST_MEMORY_GIB = 4
 
@@ -97,7 +97,7 @@ def _broker(settings: Settings) -> DoctorCheck:
         from kombu.exceptions import OperationalError
         from kombu.utils.url import maybe_sanitize_url
 
-        from experiments.system.wake import celery_app
+        from ablate.experiments.system.wake import celery_app
     except Exception as error:  # a broken installation may raise anything
         return _check("broker", f"cannot import its library: {error!r}")
     address = maybe_sanitize_url(settings.broker)

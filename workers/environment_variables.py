@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.system.processes import Mark
-from kernels import xla_compiler
+from ablate.experiments.digest import IMPORT_ROOT
+from ablate.experiments.system.processes import Mark
+from ablate.kernels import xla_compiler
 
 PEER_SITE = "ABLATE_PEER_SITE"
 """Environment variable that names the folder with the official Mamba-3 kernels; see docs/peer.md."""
@@ -191,24 +192,24 @@ def meet_on_this_machine() -> None:
     os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"})
 
 
-def compiler_environment(root: Path) -> dict[str, str]:
-    """Return the environment of the TPU compiler's process, which imports our packages from `root`.
+def compiler_environment() -> dict[str, str]:
+    """Return the environment of the TPU compiler's process, which imports our packages.
 
     The operator's XLA flags are left out, because a receipt records no flags.
     """
     variables = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     library = xla_compiler.library()
     library_path = {} if library is None else {xla_compiler.LIBRARY_PATH: str(library)}
-    return variables | xla_compiler.ENVIRONMENT | library_path | {"PYTHONPATH": _python_path(root)}
+    return variables | xla_compiler.ENVIRONMENT | library_path | {"PYTHONPATH": _python_path()}
 
 
-def environment_with(root: Path) -> dict[str, str]:
-    """Return this environment for a program that imports our packages from `root`."""
-    return {**os.environ, "PYTHONPATH": _python_path(root)}
+def environment_with_packages() -> dict[str, str]:
+    """Return this environment for a program that imports our packages."""
+    return {**os.environ, "PYTHONPATH": _python_path()}
 
 
-def _python_path(root: Path) -> str:
-    return os.pathsep.join(part for part in (str(root), os.environ.get("PYTHONPATH", "")) if part)
+def _python_path() -> str:
+    return os.pathsep.join(part for part in (str(IMPORT_ROOT), os.environ.get("PYTHONPATH", "")) if part)
 
 
 _CACHES = (

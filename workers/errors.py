@@ -1,7 +1,7 @@
 """Errors of the worker layer."""
 
-from experiments.outcomes import FailureClass
-from workers.lease import StopReason
+from ablate.experiments.outcomes import FailureClass
+from ablate.workers.lease import StopReason
 
 
 class WorkerError(Exception):

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.documents import write_whole
-from experiments.system.setting_values import ALLOW_HTTP, is_plain
-from workers.environment_variables import VISIBLE_GPUS
-from workers.errors import InstallRefused
-from workers.settings import Settings
+from ablate.experiments.documents import write_whole
+from ablate.experiments.system.setting_values import ALLOW_HTTP, is_plain
+from ablate.workers.environment_variables import VISIBLE_GPUS
+from ablate.workers.errors import InstallRefused
+from ablate.workers.settings import Settings
 
 UNITS = Path("/etc/systemd/system")
 ENVIRONMENTS = Path("/etc/ablate")
@@ -176,7 +176,7 @@ StartLimitIntervalSec=0
 [Service]
 User={installation.user}
 EnvironmentFile={_unit_path(installation.environment)}
-ExecStart={_unit_path(sys.executable)} -P -m workers.app
+ExecStart={_unit_path(sys.executable)} -P -m ablate.workers.app
 WorkingDirectory={home}
 Restart=always
 RestartSec=5

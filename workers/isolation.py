@@ -8,11 +8,11 @@ import subprocess
 from functools import lru_cache
 from pathlib import Path
 
-from experiments.digest import SOURCE_ROOT
-from experiments.system import isolation
-from experiments.system.kernel_limits import can_filter_calls, has_admin, landlock_version
-from experiments.system.processes import OWN_PYTHON
-from workers.environment_variables import environment_with, library_folders
+from ablate.experiments.digest import IMPORT_ROOT, SOURCE_ROOT
+from ablate.experiments.system import isolation
+from ablate.experiments.system.kernel_limits import can_filter_calls, has_admin, landlock_version
+from ablate.experiments.system.processes import OWN_PYTHON
+from ablate.workers.environment_variables import environment_with_packages, library_folders
 
 ISOLATED, NOT_ISOLATED = "landlock", "none"
 """Values of a node's version "isolation", which every receipt of the node contains."""
@@ -21,7 +21,8 @@ _PACKAGES = ("kernels", "model", "experiments", "workers")
 
 def system_folders() -> tuple[Path, ...]:
     """Return the files and folders that trials read on this machine: the system's, our packages, named libraries."""
-    return *isolation.system_folders(), *(SOURCE_ROOT / name for name in _PACKAGES), *library_folders()
+    packages = (IMPORT_ROOT / "ablate", *(SOURCE_ROOT / name for name in _PACKAGES))
+    return *isolation.system_folders(), *packages, *library_folders()
 
 
 def isolation_problem() -> str | None:
@@ -42,8 +43,8 @@ def own_tree_problem() -> str | None:
 def _refusal(*, own_tree: bool) -> str | None:
     """Return why a process could not isolate itself, None if it could."""
     fields = "own_tree=True, own_network=True" if own_tree else ""
-    program = f"from experiments.system.isolation import Isolation; Isolation({fields}).enter()"
-    environment = environment_with(SOURCE_ROOT)
+    program = f"from ablate.experiments.system.isolation import Isolation; Isolation({fields}).enter()"
+    environment = environment_with_packages()
     command = [*OWN_PYTHON, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     return None if done.returncode == 0 else f"isolation was refused: {done.stderr.strip().rpartition(': ')[2]}"

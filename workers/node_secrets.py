@@ -18,11 +18,11 @@ from urllib.parse import quote, quote_plus
 
 from pydantic import BaseModel
 
-from experiments.credentials import SHORTEST
-from experiments.design.problems import listed
-from experiments.design.workload import SECRET_NAME, WORKER_VARIABLES
-from workers.errors import SettingsError
-from workers.paths import open_plain
+from ablate.experiments.credentials import SHORTEST
+from ablate.experiments.design.problems import listed
+from ablate.experiments.design.workload import SECRET_NAME, WORKER_VARIABLES
+from ablate.workers.errors import SettingsError
+from ablate.workers.paths import open_plain
 
 _PIECE_BYTES = 2**20
 _LEAST_CUT, _CUT = 4, 60

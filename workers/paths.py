@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from experiments.system.own_tree import SHARED_MEMORY
-from experiments.system.processes import process_numbers
+from ablate.experiments.system.own_tree import SHARED_MEMORY
+from ablate.experiments.system.processes import process_numbers
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:

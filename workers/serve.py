@@ -12,32 +12,32 @@ from urllib.parse import quote
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.design.kinds.program import needed_secret
-from experiments.design.packages import LANE, installed
-from experiments.design.workload import COMMAND
-from experiments.errors import SigningUnavailable
-from experiments.outcomes import ExitCode
-from experiments.records.signing import Signer
-from experiments.system.logs import configure_logging
-from model.measurements import GIB
-from workers.blocks.block_runner import NodeContext
-from workers.blocks.code_cache import CodeCache
-from workers.devices.device_lock import DeviceLock
-from workers.devices.node_health import NodeHealth, ReleaseProof
-from workers.errors import ApiUnreachable, WorkerError
-from workers.identity.node import Node, find_node
-from workers.identity.node_key import KEY_FILE, node_signer
-from workers.leases.service_api import service_api
-from workers.leases.spool import FOLDER, Spool
-from workers.leases.supervisor import ServiceLink, ServiceNode, Supervisor
-from workers.leases.wake_listener import WakeListener
-from workers.node_secrets import read_secrets
-from workers.paths import MOST_OUTPUT, WorkPaths
-from workers.processes.forkserver import ForkServer
-from workers.processes.lanes import LaneResults, keep_lanes, run_lanes, stored_lanes, tried_on
-from workers.processes.runner import TrialRunner, start_processes
-from workers.processes.wake_event import StopFlag, WakeEvent
-from workers.settings import Settings, get_settings
+from ablate.experiments.design.kinds.program import needed_secret
+from ablate.experiments.design.packages import LANE, installed
+from ablate.experiments.design.workload import COMMAND
+from ablate.experiments.errors import SigningUnavailable
+from ablate.experiments.outcomes import ExitCode
+from ablate.experiments.records.signing import Signer
+from ablate.experiments.system.logs import configure_logging
+from ablate.model.measurements import GIB
+from ablate.workers.blocks.block_runner import NodeContext
+from ablate.workers.blocks.code_cache import CodeCache
+from ablate.workers.devices.device_lock import DeviceLock
+from ablate.workers.devices.node_health import NodeHealth, ReleaseProof
+from ablate.workers.errors import ApiUnreachable, WorkerError
+from ablate.workers.identity.node import Node, find_node
+from ablate.workers.identity.node_key import KEY_FILE, node_signer
+from ablate.workers.leases.service_api import service_api
+from ablate.workers.leases.spool import FOLDER, Spool
+from ablate.workers.leases.supervisor import ServiceLink, ServiceNode, Supervisor
+from ablate.workers.leases.wake_listener import WakeListener
+from ablate.workers.node_secrets import read_secrets
+from ablate.workers.paths import MOST_OUTPUT, WorkPaths
+from ablate.workers.processes.forkserver import ForkServer
+from ablate.workers.processes.lanes import LaneResults, keep_lanes, run_lanes, stored_lanes, tried_on
+from ablate.workers.processes.runner import TrialRunner, start_processes
+from ablate.workers.processes.wake_event import StopFlag, WakeEvent
+from ablate.workers.settings import Settings, get_settings
 
 _log = logging.getLogger(__name__)
 

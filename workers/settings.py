@@ -7,11 +7,11 @@ from pathlib import Path
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from experiments.design.spec_values import MOST_LETTERS, NAME_PATTERN
-from experiments.documents import settings_problems
-from experiments.ids import own_node_name
-from experiments.system.logs import LogFormat
-from experiments.system.setting_values import (
+from ablate.experiments.design.spec_values import MOST_LETTERS, NAME_PATTERN
+from ablate.experiments.documents import settings_problems
+from ablate.experiments.ids import own_node_name
+from ablate.experiments.system.logs import LogFormat
+from ablate.experiments.system.setting_values import (
     PREFIX,
     NodeName,
     Secret,
@@ -21,10 +21,10 @@ from experiments.system.setting_values import (
     read_secret,
     secrets_folder,
 )
-from kernels.backends import NODE_CLASSES
-from workers.environment_variables import MOST_QUIET_S, python_environments, stack_id
-from workers.errors import SettingsError
-from workers.paths import MOST_PROCESSES
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.workers.environment_variables import MOST_QUIET_S, python_environments, stack_id
+from ablate.workers.errors import SettingsError
+from ablate.workers.paths import MOST_PROCESSES
 
 PLACEHOLDERS = frozenset(
     {"changeme", "change-me", "change_me", "secret", "token", "password", "placeholder", "todo", "xxx"}

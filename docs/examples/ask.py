@@ -4,7 +4,7 @@ A notebook in cells: editors run them one by one, `python docs/examples/ask.py` 
 """
 
 # %% The service: ABLATE_URL and ABLATE_TOKEN, or the stack that runs here (`ablate up`)
-from service.client.api import Client, Refused
+from ablate.service.client.api import Client, Refused
 
 client = Client()
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, unit_of_shares
-from experiments.design.metrics import METRICS
-from experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.analysis.verdicts import Cause, Comparison, RequirementResult, unit_of_shares
+from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.outcomes import Decision, VerdictWord
 
 if TYPE_CHECKING:
-    from experiments.design.verdict_rule import Primary
+    from ablate.experiments.design.verdict_rule import Primary
 
 
 def word_of(comparison: Comparison, primary: "Primary") -> VerdictWord:

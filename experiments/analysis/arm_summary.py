@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from experiments.analysis.statistics import mean_of
-from experiments.analysis.verdicts import ArmSummary, LargestMicroBatch, NodeMeans
-from experiments.design.arms import Arm
-from experiments.design.metrics import METRICS
-from experiments.design.plan import Plan
-from experiments.outcomes import Outcome
-from experiments.records.receipts import Receipt, read_metric
+from ablate.experiments.analysis.statistics import mean_of
+from ablate.experiments.analysis.verdicts import ArmSummary, LargestMicroBatch, NodeMeans
+from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.receipts import Receipt, read_metric
 
 
 def measured_trials(receipts: Iterable[Receipt]) -> tuple[Receipt, ...]:

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.analysis.curves import readings
-from experiments.analysis.evidence import Evidence, Pair, WholeBlocks
-from experiments.analysis.statistics import (
+from ablate.experiments.analysis.curves import readings
+from ablate.experiments.analysis.evidence import Evidence, Pair, WholeBlocks
+from ablate.experiments.analysis.statistics import (
     MOST_APART,
     RATIO,
     SHARE,
@@ -22,8 +22,8 @@ from experiments.analysis.statistics import (
     sign_flip_p,
     widening,
 )
-from experiments.analysis.verdicts import Comparison, unit_of_shares
-from experiments.design.metrics import (
+from ablate.experiments.analysis.verdicts import Comparison, unit_of_shares
+from ablate.experiments.design.metrics import (
     CURVE_METRICS,
     LOSS_METRICS,
     METRICS,
@@ -31,10 +31,10 @@ from experiments.design.metrics import (
     THROUGHPUT,
     WINDOW_METRICS,
 )
-from experiments.design.power import FEWEST_BLOCKS, detectable_per_sd
-from experiments.design.spec_values import Difference
-from experiments.outcomes import Outcome
-from experiments.records.receipts import Receipt, read_named
+from ablate.experiments.design.power import FEWEST_BLOCKS, detectable_per_sd
+from ablate.experiments.design.spec_values import Difference
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.receipts import Receipt, read_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Dependence:
-    """How far neighbouring differences resemble each other (`experiments.analysis.statistics`)."""
+    """How far neighbouring differences resemble each other (`ablate.experiments.analysis.statistics`)."""
 
     in_aa: float = 0.0
     """Autocorrelation of the differences in A/A blocks."""

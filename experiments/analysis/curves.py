@@ -12,12 +12,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from experiments.analysis.evidence import Evidence, Pair
-from experiments.analysis.statistics import mean_of
-from experiments.design.metrics import CURVE_METRICS, METRICS
-from experiments.design.spec_values import Difference
-from experiments.outcomes import Outcome
-from experiments.records.receipts import CurvePoint, Receipt
+from ablate.experiments.analysis.evidence import Evidence, Pair
+from ablate.experiments.analysis.statistics import mean_of
+from ablate.experiments.design.metrics import CURVE_METRICS, METRICS
+from ablate.experiments.design.spec_values import Difference
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.receipts import CurvePoint, Receipt
 
 LOSS_AT_TIME = "loss_val_at_time"
 SECONDS_TO_LOSS = "seconds_to_loss"

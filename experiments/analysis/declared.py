@@ -1,11 +1,11 @@
 """Declared metrics: numbers that a program reports, and values of theirs that no test of a ratio can judge."""
 
-from experiments.analysis.evidence import Evidence
-from experiments.analysis.statistics import MOST_APART, log_of_ratio
-from experiments.block_numbers import block_name
-from experiments.design.metrics import CURVE_METRICS, LOSS_METRICS, METRICS, SEED_METRICS
-from experiments.outcomes import Outcome
-from experiments.records.receipts import Receipt, read_named
+from ablate.experiments.analysis.evidence import Evidence
+from ablate.experiments.analysis.statistics import MOST_APART, log_of_ratio
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.design.metrics import CURVE_METRICS, LOSS_METRICS, METRICS, SEED_METRICS
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.receipts import Receipt, read_named
 
 
 def no_ratio(evidence: Evidence, name: str) -> str | None:

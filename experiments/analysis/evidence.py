@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from experiments.analysis.guards import (
+from ablate.experiments.analysis.guards import (
     between_blocks_problem,
     block_problems,
     clock_problem,
@@ -16,14 +16,14 @@ from experiments.analysis.guards import (
     started,
     unchanged_kernels,
 )
-from experiments.analysis.statistics import log_of_ratio
-from experiments.block_numbers import block_name
-from experiments.design.arms import Arm
-from experiments.design.gate import Claim
-from experiments.design.plan import BlockPlan, Plan
-from experiments.errors import ReceiptError
-from experiments.outcomes import Outcome, VerdictWord
-from experiments.records.receipts import Receipt, read_named
+from ablate.experiments.analysis.statistics import log_of_ratio
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.gate import Claim
+from ablate.experiments.design.plan import BlockPlan, Plan
+from ablate.experiments.errors import ReceiptError
+from ablate.experiments.outcomes import Outcome, VerdictWord
+from ablate.experiments.records.receipts import Receipt, read_named
 
 _ENDED = {
     Outcome.REFUSED: "were refused",

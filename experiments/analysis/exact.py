@@ -7,13 +7,13 @@ value, bit for bit. Otherwise the verdict is `inconclusive` and names the values
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from experiments.analysis.evidence import Evidence, Pair
-from experiments.analysis.verdicts import ExactComparison, ExactPair
-from experiments.block_numbers import block_list
-from experiments.design.metrics import METRICS
-from experiments.design.verdict_rule import Primary
-from experiments.outcomes import Decision, VerdictWord
-from experiments.records.receipts import Receipt, read_metric
+from ablate.experiments.analysis.evidence import Evidence, Pair
+from ablate.experiments.analysis.verdicts import ExactComparison, ExactPair
+from ablate.experiments.block_numbers import block_list
+from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.design.verdict_rule import Primary
+from ablate.experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.records.receipts import Receipt, read_metric
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,16 +7,16 @@ from datetime import datetime
 from itertools import pairwise, zip_longest
 from typing import Any
 
-from experiments.block_numbers import block_name
-from experiments.design.gates import GATES
-from experiments.design.plan import Plan
-from experiments.design.rule import MAX_BACKWARD_S, MAX_CLOCK_GAP, MAX_PAUSE_S
-from experiments.outcomes import Outcome
-from experiments.records.identity import mismatches, planned_fields
-from experiments.records.receipt_clocks import slice_problems
-from experiments.records.receipts import Receipt, held_by
-from experiments.records.trial_guards import cache_problems, timing_problems, trial_problems
-from kernels.scan_switches import ScanFact
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.rule import MAX_BACKWARD_S, MAX_CLOCK_GAP, MAX_PAUSE_S
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.identity import mismatches, planned_fields
+from ablate.experiments.records.receipt_clocks import slice_problems
+from ablate.experiments.records.receipts import Receipt, held_by
+from ablate.experiments.records.trial_guards import cache_problems, timing_problems, trial_problems
+from ablate.kernels.scan_switches import ScanFact
 
 _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
     "code": lambda receipt: receipt.digests.code,

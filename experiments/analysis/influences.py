@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from experiments.analysis.comparing import Sample
-from experiments.analysis.evidence import Evidence, Pair, WholeBlocks
-from experiments.analysis.sample_checks import spread_ratio
-from experiments.analysis.statistics import Array, Fit, log_ratio, percent
-from experiments.outcomes import VerdictWord
+from ablate.experiments.analysis.comparing import Sample
+from ablate.experiments.analysis.evidence import Evidence, Pair, WholeBlocks
+from ablate.experiments.analysis.sample_checks import spread_ratio
+from ablate.experiments.analysis.statistics import Array, Fit, log_ratio, percent
+from ablate.experiments.outcomes import VerdictWord
 
 LEVEL = 0.05
 """Level of each test."""

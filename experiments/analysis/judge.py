@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
-from experiments.analysis.answer import (
+from ablate.experiments.analysis.answer import (
     Answer,
     adopt_or_reject,
     as_measured,
@@ -18,20 +18,20 @@ from experiments.analysis.answer import (
     with_broken_requirements,
     word_of,
 )
-from experiments.analysis.arm_summary import largest_micro_batch, summarise_arm
-from experiments.analysis.comparing import Dependence, Levels, Sample, baseline_mean, compare, sample_of
-from experiments.analysis.curves import off_the_curves
-from experiments.analysis.declared import no_ratio, one_value
-from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
-from experiments.analysis.exact import ExactResult, judge_exactly, not_exact
-from experiments.analysis.influences import WordTests, explained_by_carry_over, influences
-from experiments.analysis.noise.calibrate import aa_blocks_of
-from experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
-from experiments.analysis.programs import costs_of, kernel_note, other_tokens, program_notes, step_kernels
-from experiments.analysis.requirements import judge_requirement, result_of
-from experiments.analysis.sample_checks import noise_differs, noisier, spreads_differ, stalls_differ
-from experiments.analysis.statistics import count_flip_p, dependence_of
-from experiments.analysis.verdicts import (
+from ablate.experiments.analysis.arm_summary import largest_micro_batch, summarise_arm
+from ablate.experiments.analysis.comparing import Dependence, Levels, Sample, baseline_mean, compare, sample_of
+from ablate.experiments.analysis.curves import off_the_curves
+from ablate.experiments.analysis.declared import no_ratio, one_value
+from ablate.experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
+from ablate.experiments.analysis.exact import ExactResult, judge_exactly, not_exact
+from ablate.experiments.analysis.influences import WordTests, explained_by_carry_over, influences
+from ablate.experiments.analysis.noise.calibrate import aa_blocks_of
+from ablate.experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
+from ablate.experiments.analysis.programs import costs_of, kernel_note, other_tokens, program_notes, step_kernels
+from ablate.experiments.analysis.requirements import judge_requirement, result_of
+from ablate.experiments.analysis.sample_checks import noise_differs, noisier, spreads_differ, stalls_differ
+from ablate.experiments.analysis.statistics import count_flip_p, dependence_of
+from ablate.experiments.analysis.verdicts import (
     NOT_OBSERVED,
     Cause,
     Comparison,
@@ -42,11 +42,11 @@ from experiments.analysis.verdicts import (
     Verdict,
     unit_of_shares,
 )
-from experiments.block_numbers import block_list, block_name
-from experiments.design.comparability import other_model, other_work
-from experiments.design.gate import Claim
-from experiments.design.gate_readings import DECLARED
-from experiments.design.metrics import (
+from ablate.experiments.block_numbers import block_list, block_name
+from ablate.experiments.design.comparability import other_model, other_work
+from ablate.experiments.design.gate import Claim
+from ablate.experiments.design.gate_readings import DECLARED
+from ablate.experiments.design.metrics import (
     CURVE_METRICS,
     EXACT_METRICS,
     LOSS_METRICS,
@@ -55,18 +55,18 @@ from experiments.design.metrics import (
     SEED_METRICS,
     WINDOW_METRICS,
 )
-from experiments.design.plan import Plan
-from experiments.design.power import level_shares
-from experiments.design.rule import LOAD_LEVEL, blocks_for_rarest_event, rule_digest, rule_of
-from experiments.design.spec import MIN_BLOCKS, AblationSpec, Blocks
-from experiments.design.verdict_rule import Primary, Requirement
-from experiments.documents import seal
-from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
-from experiments.records.circumstances import AttemptRecord, Circumstances
-from experiments.records.receipts import Receipt
-from experiments.retries import Break, spoiled_by_load
-from kernels.backends import NODE_CLASSES
-from model.measurements import Metric
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.power import level_shares
+from ablate.experiments.design.rule import LOAD_LEVEL, blocks_for_rarest_event, rule_digest, rule_of
+from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec, Blocks
+from ablate.experiments.design.verdict_rule import Primary, Requirement
+from ablate.experiments.documents import seal
+from ablate.experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
+from ablate.experiments.records.circumstances import AttemptRecord, Circumstances
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.retries import Break, spoiled_by_load
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.model.measurements import Metric
 
 HITS_BY_CHANCE = 1
 """Largest surplus of guard hits in one arm that counts as chance."""

@@ -7,15 +7,15 @@ only removes chances of a verdict, so it costs no error rate.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from experiments.analysis.judge import judge
-from experiments.analysis.prediction import Conditions, chance_with_more, estimate_of
-from experiments.analysis.verdicts import Cause, VariantVerdict, unit_of_shares
-from experiments.design.plan import Plan
-from experiments.design.power import level_shares
-from experiments.design.spec import AblationSpec
-from experiments.outcomes import VerdictWord
-from experiments.records.circumstances import Circumstances
-from experiments.records.receipts import Receipt
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.prediction import Conditions, chance_with_more, estimate_of
+from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, unit_of_shares
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.power import level_shares
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.outcomes import VerdictWord
+from ablate.experiments.records.circumstances import Circumstances
+from ablate.experiments.records.receipts import Receipt
 
 FUTILE = 0.1
 """No more blocks run if the chance of an answer at a later look is below this."""

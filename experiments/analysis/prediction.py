@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from experiments.analysis.statistics import RATIO, SHARE, Array, Scale
-from experiments.analysis.verdicts import Comparison
-from experiments.design.power import MAX_BLOCKS
-from experiments.design.spec import MAX_SEEDS
+from ablate.experiments.analysis.statistics import RATIO, SHARE, Array, Scale
+from ablate.experiments.analysis.verdicts import Comparison
+from ablate.experiments.design.power import MAX_BLOCKS
+from ablate.experiments.design.spec import MAX_SEEDS
 
 SIZES = (6, 8, 10, 14, 20, 28, 40, 60, 80, 120, 200, 400, 800, 2000)
 """Candidate numbers of blocks."""

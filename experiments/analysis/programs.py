@@ -4,15 +4,15 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from experiments.analysis.arm_summary import measured_trials
-from experiments.analysis.evidence import Evidence, Pair
-from experiments.analysis.verdicts import Costs, KernelChange, KernelUse, StepKernels
-from experiments.block_numbers import block_name
-from experiments.design.gate_readings import DECLARED
-from experiments.design.metrics import PROCESS_METRIC
-from experiments.outcomes import Outcome
-from experiments.records.program_report import shorten
-from experiments.records.receipts import Receipt, kernel_rows
+from ablate.experiments.analysis.arm_summary import measured_trials
+from ablate.experiments.analysis.evidence import Evidence, Pair
+from ablate.experiments.analysis.verdicts import Costs, KernelChange, KernelUse, StepKernels
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.design.gate_readings import DECLARED
+from ablate.experiments.design.metrics import PROCESS_METRIC
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.program_report import shorten
+from ablate.experiments.records.receipts import Receipt, kernel_rows
 
 MOST_CHANGES = 25
 """Kernels of a variant in its verdict; receipts and MLflow have all of them."""

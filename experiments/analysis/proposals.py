@@ -7,17 +7,17 @@ variant. The level of a proposal is a part of its spec, so it is fixed and hashe
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.analysis.verdicts import Verdict
-from experiments.design.aa_spec import CONTENT_TYPE
-from experiments.design.load import load_values, spec_of, spec_yaml
-from experiments.design.metrics import LOSS_METRICS, METRICS
-from experiments.design.power import session_level
-from experiments.design.problems import listed, pointer, shown
-from experiments.design.spec import MAX_SEEDS, AblationSpec
-from experiments.design.spec_values import NO_MARGIN
-from experiments.design.verdict_rule import SessionLevel
-from experiments.errors import SpecError, SpecProblem
-from experiments.outcomes import BASELINE, Decision, ProposalOutcome
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.aa_spec import CONTENT_TYPE
+from ablate.experiments.design.load import load_values, spec_of, spec_yaml
+from ablate.experiments.design.metrics import LOSS_METRICS, METRICS
+from ablate.experiments.design.power import session_level
+from ablate.experiments.design.problems import listed, pointer, shown
+from ablate.experiments.design.spec import MAX_SEEDS, AblationSpec
+from ablate.experiments.design.spec_values import NO_MARGIN
+from ablate.experiments.design.verdict_rule import SessionLevel
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.outcomes import BASELINE, Decision, ProposalOutcome
 
 _OUTCOMES = {
     Decision.ADOPT: ProposalOutcome.KEEP,

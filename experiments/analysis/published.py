@@ -11,21 +11,21 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from experiments.analysis.answer import adopt_or_reject, decide, sentence, word_of
-from experiments.analysis.comparing import Levels, Sample, compare
-from experiments.analysis.requirements import proved, result_of, within_bound
-from experiments.analysis.statistics import log_ratio, percent
-from experiments.analysis.verdicts import Comparison, RequirementResult
-from experiments.design.load import load_values
-from experiments.design.metrics import METRICS, PAIRED_METRICS
-from experiments.design.power import alpha_of
-from experiments.design.problems import from_validation, shown
-from experiments.design.spec import MIN_BLOCKS, MIN_PROVING_SEEDS
-from experiments.design.spec_values import refuse
-from experiments.design.verdict_rule import Primary, Requirement
-from experiments.documents import Frozen, Whole
-from experiments.errors import SpecError
-from experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.analysis.answer import adopt_or_reject, decide, sentence, word_of
+from ablate.experiments.analysis.comparing import Levels, Sample, compare
+from ablate.experiments.analysis.requirements import proved, result_of, within_bound
+from ablate.experiments.analysis.statistics import log_ratio, percent
+from ablate.experiments.analysis.verdicts import Comparison, RequirementResult
+from ablate.experiments.design.load import load_values
+from ablate.experiments.design.metrics import METRICS, PAIRED_METRICS
+from ablate.experiments.design.power import alpha_of
+from ablate.experiments.design.problems import from_validation, shown
+from ablate.experiments.design.spec import MIN_BLOCKS, MIN_PROVING_SEEDS
+from ablate.experiments.design.spec_values import refuse
+from ablate.experiments.design.verdict_rule import Primary, Requirement
+from ablate.experiments.documents import Frozen, Whole
+from ablate.experiments.errors import SpecError
+from ablate.experiments.outcomes import Decision, VerdictWord
 
 
 def _printed(text: str) -> str:

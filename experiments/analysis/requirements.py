@@ -8,21 +8,21 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from experiments.analysis.comparing import INDEPENDENT, Dependence, Sample, paired_sample, sample_of
-from experiments.analysis.curves import off_the_curves
-from experiments.analysis.declared import no_ratio, one_value
-from experiments.analysis.evidence import Evidence, Pair
-from experiments.analysis.statistics import Fit
-from experiments.analysis.verdicts import RequirementResult, unit_of_shares
-from experiments.block_numbers import block_name
-from experiments.design.metrics import METRICS, SEED_METRICS, TIMED_METRICS, find_metric
-from experiments.design.plan import is_resident
-from experiments.design.power import MAX_BLOCKS, POWER, blocks_to_detect
-from experiments.design.spec_values import Difference
-from experiments.design.verdict_rule import Requirement
-from experiments.records.receipts import read_metric
-from kernels.backends import NodeClass
-from model.measurements import Metric
+from ablate.experiments.analysis.comparing import INDEPENDENT, Dependence, Sample, paired_sample, sample_of
+from ablate.experiments.analysis.curves import off_the_curves
+from ablate.experiments.analysis.declared import no_ratio, one_value
+from ablate.experiments.analysis.evidence import Evidence, Pair
+from ablate.experiments.analysis.statistics import Fit
+from ablate.experiments.analysis.verdicts import RequirementResult, unit_of_shares
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.design.metrics import METRICS, SEED_METRICS, TIMED_METRICS, find_metric
+from ablate.experiments.design.plan import is_resident
+from ablate.experiments.design.power import MAX_BLOCKS, POWER, blocks_to_detect
+from ablate.experiments.design.spec_values import Difference
+from ablate.experiments.design.verdict_rule import Requirement
+from ablate.experiments.records.receipts import read_metric
+from ablate.kernels.backends import NodeClass
+from ablate.model.measurements import Metric
 
 
 def judge_requirement(

@@ -10,10 +10,10 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from experiments.analysis.comparing import Sample, Window
-from experiments.analysis.statistics import Array, count_flip_p, fit, percent, sign_flip_p
-from experiments.analysis.verdicts import Comparison
-from experiments.records.calibration import Calibration
+from ablate.experiments.analysis.comparing import Sample, Window
+from ablate.experiments.analysis.statistics import Array, count_flip_p, fit, percent, sign_flip_p
+from ablate.experiments.analysis.verdicts import Comparison
+from ablate.experiments.records.calibration import Calibration
 
 STALL_LEVEL = 0.05
 """Level of both tests, so that noisy nodes do not lose verdicts by chance."""

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from experiments.analysis.noise.calibrate import estimator_digest, shape_digest, upper_factor
-from experiments.analysis.statistics import RATIO, SHARE, Scale, dependence_of, widening
-from experiments.analysis.verdicts import Verdict, unit_of_shares
-from experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE
-from experiments.design.load import load_values, spec_of, spec_yaml
-from experiments.design.metrics import LOSS_METRICS
-from experiments.design.plan import Plan, make_plan, replan, unsized
-from experiments.design.power import (
+from ablate.experiments.analysis.noise.calibrate import estimator_digest, shape_digest, upper_factor
+from ablate.experiments.analysis.statistics import RATIO, SHARE, Scale, dependence_of, widening
+from ablate.experiments.analysis.verdicts import Verdict, unit_of_shares
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE
+from ablate.experiments.design.load import load_values, spec_of, spec_yaml
+from ablate.experiments.design.metrics import LOSS_METRICS
+from ablate.experiments.design.plan import Plan, make_plan, replan, unsized
+from ablate.experiments.design.power import (
     FEWER_BLOCKS,
     MAX_BLOCKS,
     PLANNED_POWER,
@@ -21,13 +21,13 @@ from experiments.design.power import (
     detectable_per_sd,
     level_shares,
 )
-from experiments.design.problems import pointer
-from experiments.design.rule import blocks_for_rarest_event
-from experiments.design.spec import MAX_SEEDS, MIN_BLOCKS, MIN_EXACT_BLOCKS, AblationSpec
-from experiments.design.spec_values import show_percent
-from experiments.design.verdict_rule import Primary
-from experiments.errors import SpecError, SpecProblem
-from experiments.records.calibration import Calibration, Sizing, workload_digest
+from ablate.experiments.design.problems import pointer
+from ablate.experiments.design.rule import blocks_for_rarest_event
+from ablate.experiments.design.spec import MAX_SEEDS, MIN_BLOCKS, MIN_EXACT_BLOCKS, AblationSpec
+from ablate.experiments.design.spec_values import show_percent
+from ablate.experiments.design.verdict_rule import Primary
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.records.calibration import Calibration, Sizing, workload_digest
 
 
 class PlannedSpec(NamedTuple):

@@ -18,9 +18,9 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from experiments.design.aa_spec import ADMITTING_BLOCKS
-from experiments.design.power import FEWEST_BLOCKS
-from experiments.records.calibration import AABlock, Calibration
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
+from ablate.experiments.design.power import FEWEST_BLOCKS
+from ablate.experiments.records.calibration import AABlock, Calibration
 
 MAX_STRENGTH = 0.9
 """With a stronger autocorrelation a few blocks are no evidence on their mean."""

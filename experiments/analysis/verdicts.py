@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from experiments.design.metrics import METRICS
-from experiments.documents import Frozen
-from experiments.outcomes import Decision, Required, VerdictWord
-from experiments.records.circumstances import Circumstances
-from model.measurements import Metric, OmitNone
+from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.documents import Frozen
+from ablate.experiments.outcomes import Decision, Required, VerdictWord
+from ablate.experiments.records.circumstances import Circumstances
+from ablate.model.measurements import Metric, OmitNone
 
 
 class ExactPair(Frozen):

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import PurePath
 
-from experiments.design.problems import listed, nearest, shown
-from experiments.errors import SpecError, SpecProblem
+from ablate.experiments.design.problems import listed, nearest, shown
+from ablate.experiments.errors import SpecError, SpecProblem
 
 CONTENT_TYPE_OF_SUFFIX: Mapping[str, str] = {
     ".yaml": "application/yaml",
@@ -27,7 +27,7 @@ def content_type_of(path: PurePath) -> str:
 
 def catalog_names() -> tuple[str, ...]:
     """Return the names of the specs that ship with the program, sorted."""
-    names = (entry.name for entry in resources.files("experiments.catalog").iterdir())
+    names = (entry.name for entry in resources.files("ablate.experiments.catalog").iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
 
 
@@ -37,4 +37,4 @@ def read_catalog_file(name: str) -> bytes:
     if name not in names:
         detail = f"no catalog spec is named {shown(name)}; known: {listed(names)}"
         raise SpecError([SpecProblem(pointer="#", detail=detail, hint=nearest(name, names))])
-    return resources.files("experiments.catalog").joinpath(f"{name}.yaml").read_bytes()
+    return resources.files("ablate.experiments.catalog").joinpath(f"{name}.yaml").read_bytes()

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from experiments.design.arms import resolve
-from experiments.design.gates import GATES
-from experiments.design.kinds.package import unknown_recipe
-from experiments.design.load import spec_of, spec_yaml
-from experiments.design.packages import installed
-from experiments.design.recipes import RECIPES
-from experiments.design.spec import MIN_BLOCKS, AblationSpec
-from experiments.errors import SpecError
-from experiments.outcomes import BASELINE
+from ablate.experiments.design.arms import resolve
+from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.kinds.package import unknown_recipe
+from ablate.experiments.design.load import spec_of, spec_yaml
+from ablate.experiments.design.packages import installed
+from ablate.experiments.design.recipes import RECIPES
+from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
+from ablate.experiments.errors import SpecError
+from ablate.experiments.outcomes import BASELINE
 
 REPEAT = "repeat"
 """Name of the arm that repeats the baseline."""

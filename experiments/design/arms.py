@@ -6,16 +6,16 @@ from typing import Annotated, Any
 
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
-from experiments.design.kinds.built_in import BuiltInArm
-from experiments.design.kinds.command import CommandArm
-from experiments.design.kinds.kind import ArmConfig, Draft
-from experiments.design.kinds.package import PackageArm
-from experiments.design.problems import listed, pointer
-from experiments.design.spec import AblationSpec
-from experiments.digest import digest
-from experiments.documents import Frozen
-from experiments.errors import SpecProblem
-from experiments.outcomes import BASELINE, VARIANT, ArmRole
+from ablate.experiments.design.kinds.built_in import BuiltInArm
+from ablate.experiments.design.kinds.command import CommandArm
+from ablate.experiments.design.kinds.kind import ArmConfig, Draft
+from ablate.experiments.design.kinds.package import PackageArm
+from ablate.experiments.design.problems import listed, pointer
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.digest import digest
+from ablate.experiments.documents import Frozen
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.outcomes import BASELINE, VARIANT, ArmRole
 
 KINDS: list[type[ArmConfig]] = [PackageArm, CommandArm, BuiltInArm]
 """All kinds of workload. JSON is of the first one whose mark it has."""
@@ -78,7 +78,7 @@ class Resolution:
 def resolve(spec: AblationSpec) -> Resolution:
     """Resolve the arms of `spec` with its steps; there are none when there are problems.
 
-    For the steps of each arm see `experiments.design.equal_work`.
+    For the steps of each arm see `ablate.experiments.design.equal_work`.
     """
     kind = next(kind for kind in KINDS if kind.takes(spec.workload))
     drafts = kind.drafts(spec)

@@ -8,14 +8,14 @@ or times; a refusal names the comparison that would be fair.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from experiments.design.arms import Arm
-from experiments.design.gate import Claim, show
-from experiments.design.kinds.kind import ArmConfig, StepWork
-from experiments.design.problems import pointer
-from experiments.design.spec import AblationSpec
-from experiments.design.verdict_rule import Requirement
-from experiments.errors import SpecProblem
-from model.measurements import Metric
+from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.gate import Claim, show
+from ablate.experiments.design.kinds.kind import ArmConfig, StepWork
+from ablate.experiments.design.problems import pointer
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.verdict_rule import Requirement
+from ablate.experiments.errors import SpecProblem
+from ablate.model.measurements import Metric
 
 LOSSES_OF_STEPS = ("loss_step1", "loss_final")
 """Losses over training rows; all others are over validation rows."""
@@ -33,7 +33,7 @@ class Unlike(NamedTuple):
 def unlike(metric: Metric, own: ArmConfig, base: ArmConfig) -> Unlike | None:
     """Say how two arms' configurations differ in something that `metric` counts; None if they do not.
 
-    None too where only the receipts have the work (`experiments.analysis.programs.other_tokens`).
+    None too where only the receipts have the work (`ablate.experiments.analysis.programs.other_tokens`).
     """
     if metric.decides == "curve":  # equal tokens, or equal seconds, are on the curves
         return _other_rows(metric, own, base)

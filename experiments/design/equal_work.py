@@ -8,14 +8,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from experiments.design.arms import Arm, Resolution, arm_digest, resolve
-from experiments.design.kinds.kind import ArmConfig
-from experiments.design.problems import listed, pointer
-from experiments.design.spec import AblationSpec
-from experiments.design.workload import MAX_TIMED
-from experiments.errors import SpecProblem
-from experiments.outcomes import BASELINE
-from model.config import StepsConfig
+from ablate.experiments.design.arms import Arm, Resolution, arm_digest, resolve
+from ablate.experiments.design.kinds.kind import ArmConfig
+from ablate.experiments.design.problems import listed, pointer
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.workload import MAX_TIMED
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.outcomes import BASELINE
+from ablate.model.config import StepsConfig
 
 MOST_APART = 0.01
 """Largest relative difference of FLOPs that count as equal, because a run has whole steps."""

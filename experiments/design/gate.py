@@ -6,8 +6,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
-from kernels.backends import NODE_CLASSES, Lane, NodeClass
-from model.config import TrainConfig
+from ablate.kernels.backends import NODE_CLASSES, Lane, NodeClass
+from ablate.model.config import TrainConfig
 
 GateValue: TypeAlias = bool | int | str
 Facts: TypeAlias = Mapping[str, Any]

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.design.gate import Gate, show
-from experiments.design.gates import GATES
-from experiments.documents import Frozen
-from model.config import BLOCK_KINDS
+from ablate.experiments.design.gate import Gate, show
+from ablate.experiments.design.gates import GATES
+from ablate.experiments.documents import Frozen
+from ablate.model.config import BLOCK_KINDS
 
 DECLARED = "declared, not attested"
 """How a receipt says that an arm's arguments, variables or code were requested and nothing proves them."""

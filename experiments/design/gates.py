@@ -7,10 +7,10 @@ field of TrainConfig. Model code reads that field and never a gate's name.
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from experiments.design.gate import Claim, Facts, Gate, GateValue, replace_fields, show
-from kernels.backends import Lane
-from kernels.scan_switches import CHUNK_SIZES, HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanFact
-from model.config import (
+from ablate.experiments.design.gate import Claim, Facts, Gate, GateValue, replace_fields, show
+from ablate.kernels.backends import Lane
+from ablate.kernels.scan_switches import CHUNK_SIZES, HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanFact
+from ablate.model.config import (
     MESH_SIZES,
     AdamWUpdate,
     AttentionBackend,
@@ -23,7 +23,7 @@ from model.config import (
     StoredDtype,
     TrainConfig,
 )
-from model.facts import ModelFact
+from ablate.model.facts import ModelFact
 
 ON_CUDA = (Lane.CUDA,)
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from experiments.design.gate import Claim, GateValue, read_field, show
-from experiments.design.gates import GATES
-from experiments.design.packages import PackageRecipe, installed
-from experiments.design.recipes import OVERRIDES, RECIPES, Recipe
-from model.config import BLOCK_KINDS
-from model.counts import num_parameters
+from ablate.experiments.design.gate import Claim, GateValue, read_field, show
+from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.packages import PackageRecipe, installed
+from ablate.experiments.design.recipes import OVERRIDES, RECIPES, Recipe
+from ablate.model.config import BLOCK_KINDS
+from ablate.model.counts import num_parameters
 
 
 class GatePublic(BaseModel):

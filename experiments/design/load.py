@@ -17,12 +17,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from experiments.credentials import form_of
-from experiments.design.problems import from_validation, listed, pointer, shown
-from experiments.design.recipes import RECIPES
-from experiments.design.spec import AblationSpec
-from experiments.design.spec_values import NAME_PATTERN, PACKAGE
-from experiments.errors import SpecError, SpecProblem
+from ablate.experiments.credentials import form_of
+from ablate.experiments.design.problems import from_validation, listed, pointer, shown
+from ablate.experiments.design.recipes import RECIPES
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.spec_values import NAME_PATTERN, PACKAGE
+from ablate.experiments.errors import SpecError, SpecProblem
 
 MAX_SPEC_BYTES = 262_144
 MAX_DEPTH = 16

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from model.measurements import GIB, Metric, TrialMeasurements, metrics_of
+from ablate.model.measurements import GIB, Metric, TrialMeasurements, metrics_of
 
 
 def _loss(name: str, label: str) -> Metric:

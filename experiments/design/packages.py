@@ -17,13 +17,13 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from experiments.design.gate import Claim, GateValue
-from experiments.design.problems import listed, shown
-from experiments.design.recipes import RECIPES
-from experiments.design.spec_values import MOST_LETTERS
-from experiments.documents import Frozen, first_problem
-from experiments.in_trial.ablate import package_digest
-from kernels.backends import NODE_CLASSES
+from ablate.experiments.design.gate import Claim, GateValue
+from ablate.experiments.design.problems import listed, shown
+from ablate.experiments.design.recipes import RECIPES
+from ablate.experiments.design.spec_values import MOST_LETTERS
+from ablate.experiments.documents import Frozen, first_problem
+from ablate.experiments.in_trial.ablate import package_digest
+from ablate.kernels.backends import NODE_CLASSES
 
 GROUP = "ablate.recipes"
 LANE = "recipe"

@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from experiments.design.arms import Arm
-from experiments.design.comparability import comparison_problems
-from experiments.design.equal_work import resolve_with_steps
-from experiments.design.metrics import (
+from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.comparability import comparison_problems
+from ablate.experiments.design.equal_work import resolve_with_steps
+from ablate.experiments.design.metrics import (
     CURVE_METRICS,
     METRICS,
     PEAK_METRICS,
@@ -27,18 +27,18 @@ from experiments.design.metrics import (
     THROUGHPUT,
     WINDOW_METRICS,
 )
-from experiments.design.power import MAX_BLOCKS, detectable_per_sd, level_shares
-from experiments.design.problems import listed, pointer
-from experiments.design.recipes import RECIPES
-from experiments.design.rule import blocks_for_rarest_event, rule_digest
-from experiments.design.spec import MAX_SEEDS, MIN_BLOCKS, MIN_PROVING_SEEDS, MIN_SEEDS, AblationSpec
-from experiments.design.spec_values import show_percent
-from experiments.design.verdict_rule import Primary, Requirement
-from experiments.digest import digest
-from experiments.documents import Frozen
-from experiments.errors import SpecError, SpecProblem
-from experiments.outcomes import CONTROL, VARIANT
-from kernels.backends import NODE_CLASSES, NodeClass
+from ablate.experiments.design.power import MAX_BLOCKS, detectable_per_sd, level_shares
+from ablate.experiments.design.problems import listed, pointer
+from ablate.experiments.design.recipes import RECIPES
+from ablate.experiments.design.rule import blocks_for_rarest_event, rule_digest
+from ablate.experiments.design.spec import MAX_SEEDS, MIN_BLOCKS, MIN_PROVING_SEEDS, MIN_SEEDS, AblationSpec
+from ablate.experiments.design.spec_values import show_percent
+from ablate.experiments.design.verdict_rule import Primary, Requirement
+from ablate.experiments.digest import digest
+from ablate.experiments.documents import Frozen
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.outcomes import CONTROL, VARIANT
+from ablate.kernels.backends import NODE_CLASSES, NodeClass
 
 Item = TypeVar("Item")
 

@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from experiments.errors import SpecProblem
-from experiments.ids import RULES
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.ids import RULES
 
 AllowedKeys: TypeAlias = Callable[[Sequence[str | int]], Sequence[str]]
 """Function that lists the keys of the mapping at a path of the spec."""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import get_args
 
-from kernels.backends import Lane
-from kernels.scan_switches import ScanSwitches
-from model.config import (
+from ablate.kernels.backends import Lane
+from ablate.kernels.scan_switches import ScanSwitches
+from ablate.model.config import (
     BLOCK_KINDS,
     AttentionConfig,
     DataConfig,
@@ -16,7 +16,7 @@ from model.config import (
     OptimConfig,
     TrainConfig,
 )
-from model.data.corpus import BUILT_IN
+from ablate.model.data.corpus import BUILT_IN
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,14 @@ Texts and numbers of the rule are part of its digest, so a changed rule judges n
 
 from typing import Any
 
-from experiments.design.gate import Claim
-from experiments.design.gates import GATES
-from experiments.design.metrics import CURVE_METRICS, METRICS, PROCESS_METRIC, TARGET_METRICS
-from experiments.design.power import ALPHA, blocks_for_events, level_shares
-from experiments.design.spec import AblationSpec
-from experiments.design.verdict_rule import Primary, Requirement
-from experiments.design.workload import Steps
-from experiments.digest import digest
+from ablate.experiments.design.gate import Claim
+from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.metrics import CURVE_METRICS, METRICS, PROCESS_METRIC, TARGET_METRICS
+from ablate.experiments.design.power import ALPHA, blocks_for_events, level_shares
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.verdict_rule import Primary, Requirement
+from ablate.experiments.design.workload import Steps
+from ablate.experiments.digest import digest
 
 LOAD_LEVEL = 0.05
 """Level of the sign test whether others' load spoiled more attempts of one arm."""

@@ -10,17 +10,17 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from experiments.design.metrics import (
+from ablate.experiments.design.metrics import (
     EXACT_METRICS,
     METRICS,
     PRIMARY_METRICS,
     REQUIRED_METRICS,
     declared_metric,
 )
-from experiments.design.packages import installed
-from experiments.design.power import MAX_BLOCKS
-from experiments.design.problems import listed, shown
-from experiments.design.spec_values import (
+from ablate.experiments.design.packages import installed
+from ablate.experiments.design.power import MAX_BLOCKS
+from ablate.experiments.design.problems import listed, shown
+from ablate.experiments.design.spec_values import (
     NAME_PATTERN,
     TEXT_PATTERN,
     Labels,
@@ -34,18 +34,18 @@ from experiments.design.spec_values import (
     raise_all,
     refuse,
 )
-from experiments.design.verdict_rule import VerdictRule, primary_name, required_name
-from experiments.design.workload import (
+from ablate.experiments.design.verdict_rule import VerdictRule, primary_name, required_name
+from ablate.experiments.design.workload import (
     ArmSpec,
     SpecPart,
     VariantSpec,
     Workload,
     without_null,
 )
-from experiments.digest import digest
-from experiments.outcomes import BASELINE
-from kernels.backends import NODE_CLASSES
-from model.measurements import Metric
+from ablate.experiments.digest import digest
+from ablate.experiments.outcomes import BASELINE
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.model.measurements import Metric
 
 MIN_BLOCKS = 6
 """With fewer blocks, an exact two-sided sign-flip test cannot reject at 5 %."""
@@ -137,7 +137,7 @@ class Blocks(SpecPart):
 
     @property
     def auto(self) -> bool:
-        """Whether the measured noise sets the number (`experiments.analysis.sizing`)."""
+        """Whether the measured noise sets the number (`ablate.experiments.analysis.sizing`)."""
         return self.count is None and self.looks is None
 
     @property

@@ -20,10 +20,10 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from experiments.design.gate import Gate, GateValue, show
-from experiments.design.gates import GATES
-from experiments.design.problems import listed, nearest, shown
-from experiments.design.recipes import OVERRIDES, RECIPES, Override
+from ablate.experiments.design.gate import Gate, GateValue, show
+from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.problems import listed, nearest, shown
+from ablate.experiments.design.recipes import OVERRIDES, RECIPES, Override
 
 NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
 LABEL_PATTERN = "^[a-z0-9][a-z0-9_.-]{0,62}$"
@@ -259,7 +259,7 @@ Seconds: TypeAlias = Annotated[
 
 PACKAGE = {"package": True}
 """Validation context of a spec whose recipe is not built in: its gates and overrides are checked when the arms are
-resolved (`experiments.design.package_arms`), because the spec can also be read where the package is not installed."""
+resolved (`ablate.experiments.design.kinds.package`): the spec can also be read where the package is not installed."""
 
 
 def of_a_package(info: ValidationInfo) -> bool:

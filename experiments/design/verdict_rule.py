@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from experiments.design.metrics import (
+from ablate.experiments.design.metrics import (
     BUDGETED_METRICS,
     CURVE_METRICS,
     EXACT_METRICS,
@@ -19,9 +19,9 @@ from experiments.design.metrics import (
     TARGET_METRICS,
     TIMED_METRICS,
 )
-from experiments.design.power import SESSION_ALPHA, alpha_of
-from experiments.design.problems import listed, shown
-from experiments.design.spec_values import (
+from ablate.experiments.design.power import SESSION_ALPHA, alpha_of
+from ablate.experiments.design.problems import listed, shown
+from ablate.experiments.design.spec_values import (
     NO_MARGIN,
     PERCENT,
     PERCENT_PATTERN,
@@ -36,7 +36,7 @@ from experiments.design.spec_values import (
     one_of,
     refuse,
 )
-from experiments.design.workload import NOT_OURS, SpecPart, is_declarable, without_null
+from ablate.experiments.design.workload import NOT_OURS, SpecPart, is_declarable, without_null
 
 MAX_REQUIREMENTS = 32
 MAX_KEPT = 1000
@@ -310,7 +310,7 @@ class Requirement(SpecPart):
 
 
 class SessionLevel(SpecPart):
-    """A proposal of a session, and the level that the session's budget gives it (`experiments.design.proposals`)."""
+    """A proposal of a session, and the level from the session's budget (`ablate.experiments.design.proposals`)."""
 
     name: Name = Field(description="Name of the session.")
     proposal: int = Field(ge=1, le=2**53 - 1, description="Number of the proposal, from 1.")

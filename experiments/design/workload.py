@@ -19,11 +19,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from experiments.credentials import credential, credentials_in, form_of
-from experiments.design.metrics import METRICS
-from experiments.design.problems import listed, shown
-from experiments.design.recipes import RECIPES
-from experiments.design.spec_values import (
+from ablate.experiments.credentials import credential, credentials_in, form_of
+from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.design.problems import listed, shown
+from ablate.experiments.design.recipes import RECIPES
+from ablate.experiments.design.spec_values import (
     MOST_LETTERS,
     NAME_PATTERN,
     BaselineGates,
@@ -37,8 +37,8 @@ from experiments.design.spec_values import (
     raise_all,
     refuse,
 )
-from experiments.documents import Frozen
-from experiments.kernel_pattern import MAX_PATTERN, KernelPattern, PatternError
+from ablate.experiments.documents import Frozen
+from ablate.experiments.kernel_pattern import MAX_PATTERN, KernelPattern, PatternError
 
 COMMAND = "command"
 """Name of a workload that is a command, in the place of a recipe's."""

@@ -9,7 +9,7 @@ from typing import Any
 _MOST_KERNELS = 400
 """Most rows of the kernel table; the rest is added up in one row."""
 _MOST_EVENTS, _MOST_TRACKS, _MOST_MOMENTS, _LONGEST_NAME = 4000, 64, 400, 120
-"""Limits of a step over time, as in model.measurements.StepTrace."""
+"""Limits of a step over time, as in ablate.model.measurements.StepTrace."""
 
 
 def kernel_table(averages: Any) -> list[tuple[str, int, float]]:
@@ -31,7 +31,7 @@ def kernel_table(averages: Any) -> list[tuple[str, int, float]]:
 
 
 def step_trace(profile: Any) -> dict[str, Any]:
-    """Return the profiled step over time, as model.measurements.StepTrace stores it.
+    """Return the profiled step over time, as ablate.model.measurements.StepTrace stores it.
 
     The device's kernels come before the processor's operators where not all fit, and longer ones before shorter ones.
     """

@@ -16,18 +16,18 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AwareDatetime, Field
 
-from experiments.block_numbers import block_name, block_number, place_number
-from experiments.digest import digest_bytes
-from experiments.documents import Frozen, seal
-from experiments.errors import BundleError, SpecProblem
-from experiments.ids import id_pattern
-from experiments.outcomes import FailureClass
-from experiments.records.circumstances import AttemptRecord, BlockSigner
-from experiments.records.messages import NodeRegistration
-from experiments.records.plan_file import PlanFile
-from experiments.records.receipts import Receipt
-from experiments.records.signing import Signature, Signer, block_statement
-from experiments.retries import Break, may_retry
+from ablate.experiments.block_numbers import block_name, block_number, place_number
+from ablate.experiments.digest import digest_bytes
+from ablate.experiments.documents import Frozen, seal
+from ablate.experiments.errors import BundleError, SpecProblem
+from ablate.experiments.ids import id_pattern
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.circumstances import AttemptRecord, BlockSigner
+from ablate.experiments.records.messages import NodeRegistration
+from ablate.experiments.records.plan_file import PlanFile
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.records.signing import Signature, Signer, block_statement
+from ablate.experiments.retries import Break, may_retry
 
 KIND: Literal["ablate bundle"] = "ablate bundle"
 SCHEMA_VERSION = 3

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from experiments.errors import BundleError, SpecProblem
+from ablate.experiments.errors import BundleError, SpecProblem
 
 MANIFEST, PLAN, BLOCK, RECEIPT, LOG = "manifest.json", "plan.json", "block.json", "receipt.json", "log.txt"
 WORK = "work"

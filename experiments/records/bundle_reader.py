@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from experiments.block_numbers import block_name
-from experiments.digest import digest_bytes
-from experiments.documents import Frozen, first_problem, seal_problem
-from experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
-from experiments.outcomes import FailureClass
-from experiments.records.bundle import (
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.digest import digest_bytes
+from ablate.experiments.documents import Frozen, first_problem, seal_problem
+from ablate.experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.bundle import (
     SCHEMA_VERSION,
     Attempt,
     BrokenAttempt,
@@ -30,14 +30,14 @@ from experiments.records.bundle import (
     block_folder,
     trial_folder,
 )
-from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
-from experiments.records.earlier_release import LAST_BUNDLE, RELEASE, EarlierBundle, check_earlier, is_earlier
-from experiments.records.identity import claimed_fields, mismatches
-from experiments.records.plan_file import PlanFile, countersignature_problem, read_plan_file
-from experiments.records.receipt_check import verify
-from experiments.records.receipt_clocks import slice_problems
-from experiments.records.receipts import Receipt, held_by
-from experiments.records.signing import Signature, manifest_statement, signature_problem
+from ablate.experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
+from ablate.experiments.records.earlier_release import LAST_BUNDLE, RELEASE, EarlierBundle, check_earlier, is_earlier
+from ablate.experiments.records.identity import claimed_fields, mismatches
+from ablate.experiments.records.plan_file import PlanFile, countersignature_problem, read_plan_file
+from ablate.experiments.records.receipt_check import verify
+from ablate.experiments.records.receipt_clocks import slice_problems
+from ablate.experiments.records.receipts import Receipt, held_by
+from ablate.experiments.records.signing import Signature, manifest_statement, signature_problem
 
 _Model = TypeVar("_Model", bound=Frozen)
 _KILLED = (FailureClass.INFRA_NODE, FailureClass.PREEMPTED)

@@ -6,10 +6,10 @@ compile time where that decides, is pure noise.
 
 from typing import Literal, TypeAlias
 
-from experiments.digest import digest
-from experiments.documents import Frozen
-from experiments.records.signing import PublicKey
-from model.measurements import OmitNone
+from ablate.experiments.digest import digest
+from ablate.experiments.documents import Frozen
+from ablate.experiments.records.signing import PublicKey
+from ablate.model.measurements import OmitNone
 
 Source: TypeAlias = Literal["calibration", "hidden", "sentinel"]
 """Why an A/A block ran: to calibrate, as a hidden arm of an ablation, or to check that the noise is unchanged."""

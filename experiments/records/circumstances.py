@@ -8,11 +8,11 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from experiments.documents import Frozen
-from experiments.outcomes import AblationState, FailureClass
-from experiments.records.calibration import Calibration, Ledger
-from experiments.records.signing import PublicKey, Signature
-from model.measurements import OmitNone
+from ablate.experiments.documents import Frozen
+from ablate.experiments.outcomes import AblationState, FailureClass
+from ablate.experiments.records.calibration import Calibration, Ledger
+from ablate.experiments.records.signing import PublicKey, Signature
+from ablate.model.measurements import OmitNone
 
 
 class AttemptRecord(Frozen):
@@ -103,7 +103,7 @@ class Countersignature(Frozen):
     family: Family
     """Earlier askings of these questions."""
     signature: Signature
-    """Of the service, over `experiments.records.plan_file.countersigned_statement`."""
+    """Of the service, over `ablate.experiments.records.plan_file.countersigned_statement`."""
 
 
 class CarriedPlan(Frozen):

@@ -20,8 +20,8 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
-from experiments.errors import CodeArchiveError
-from experiments.records.code_tree import (
+from ablate.experiments.errors import CodeArchiveError
+from ablate.experiments.records.code_tree import (
     MOST_BYTES,
     MOST_FILES,
     MOST_NAMES,
@@ -35,8 +35,8 @@ from experiments.records.code_tree import (
     name_problem,
     read_file,
 )
-from experiments.records.commit_files import write_commit
-from experiments.records.git_repository import is_work_tree, names_in, run_git
+from ablate.experiments.records.commit_files import write_commit
+from ablate.experiments.records.git_repository import is_work_tree, names_in, run_git
 
 PIECE_BYTES = 2**20
 """Bytes that are read, sent and stored at once."""

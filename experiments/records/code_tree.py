@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from experiments.errors import CodeArchiveError
+from ablate.experiments.errors import CodeArchiveError
 
 MOST_FILES = 20_000
 """Most files and links of a tree, and most folders."""

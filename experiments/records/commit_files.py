@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from experiments.errors import CodeArchiveError, GitError
-from experiments.records.code_tree import CodeFile, check_size, is_left_out, left_out_names, read_file
-from experiments.records.git_repository import Repository, names_in, reason
+from ablate.experiments.errors import CodeArchiveError, GitError
+from ablate.experiments.records.code_tree import CodeFile, check_size, is_left_out, left_out_names, read_file
+from ablate.experiments.records.git_repository import Repository, names_in, reason
 
 _SUBMODULE = "160000"
 _POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/.*\nsize (\d{1,18})\n", re.DOTALL)

@@ -9,8 +9,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from experiments.documents import Frozen
-from model.measurements import OmitNone
+from ablate.experiments.documents import Frozen
+from ablate.model.measurements import OmitNone
 
 Bytes: TypeAlias = Annotated[int, Field(ge=0)]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from experiments.digest import digest
-from experiments.errors import SpecProblem
-from experiments.records.bundle import Attempt, Manifest
-from experiments.records.bundle_files import MANIFEST, PLAN, RECEIPT
-from experiments.records.signing import Signature, block_statement, manifest_statement, signature_problem
+from ablate.experiments.digest import digest
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.records.bundle import Attempt, Manifest
+from ablate.experiments.records.bundle_files import MANIFEST, PLAN, RECEIPT
+from ablate.experiments.records.signing import Signature, block_statement, manifest_statement, signature_problem
 
 RELEASE = "0.1"
 LAST_RECEIPT, LAST_BUNDLE = 3, 2

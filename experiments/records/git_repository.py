@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.errors import CodeArchiveError, GitError
+from ablate.experiments.errors import CodeArchiveError, GitError
 
 _GIT_S = 120.0
 _OF_A_HOOK = (

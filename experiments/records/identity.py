@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from experiments.design.arms import Arm, TrialConfig
-from experiments.design.plan import Plan
-from experiments.documents import Frozen
-from experiments.ids import id_pattern, new_ids
-from experiments.outcomes import FailureClass
-from experiments.records.messages import FencingToken, LogChunk
-from experiments.records.signing import Signature, block_statement
-from experiments.retries import FINAL_WHEN_REPEATED, FINAL_WITH_RECEIPT, Break, final_failures
+from ablate.experiments.design.arms import Arm, TrialConfig
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.documents import Frozen
+from ablate.experiments.ids import id_pattern, new_ids
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.messages import FencingToken, LogChunk
+from ablate.experiments.records.signing import Signature, block_statement
+from ablate.experiments.retries import FINAL_WHEN_REPEATED, FINAL_WITH_RECEIPT, Break, final_failures
 
 UNLIMITED_S = 10.0**9
 """Lease of a block that no other worker can claim."""

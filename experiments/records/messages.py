@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StrictBool
 
-from experiments.documents import Frozen, Number, Whole
-from experiments.outcomes import FailureClass
-from experiments.records.signing import PublicKey
+from ablate.experiments.documents import Frozen, Number, Whole
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.signing import PublicKey
 
 PROBLEM_TYPES = "urn:ablate:problem:"
 """Begin of the types of the service's own problem documents; an error without one comes from a proxy."""

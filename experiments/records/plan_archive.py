@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from experiments.errors import PlanFileError
-from experiments.records.bundle_files import PLAN
-from experiments.records.code_archive import PIECE_BYTES, PackedCode
-from experiments.records.code_tree import MOST_BYTES
-from experiments.records.plan_file import MAX_PLAN_BYTES, PlanFile, plan_file_text, read_plan_file
+from ablate.experiments.errors import PlanFileError
+from ablate.experiments.records.bundle_files import PLAN
+from ablate.experiments.records.code_archive import PIECE_BYTES, PackedCode
+from ablate.experiments.records.code_tree import MOST_BYTES
+from ablate.experiments.records.plan_file import MAX_PLAN_BYTES, PlanFile, plan_file_text, read_plan_file
 
 SUFFIX = ".tar"
 _README = """This tar file has the plan of an ablation (plan.json) and the code of its arms (code/*.tar.gz).

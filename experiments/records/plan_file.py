@@ -12,22 +12,29 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from experiments.block_numbers import block_name
-from experiments.design.arms import arm_digest
-from experiments.design.equal_work import resolve_with_steps
-from experiments.design.load import parse_spec
-from experiments.design.plan import Plan, plan_blocks, questions, with_control
-from experiments.design.problems import listed
-from experiments.design.spec import AblationSpec
-from experiments.digest import canonical_json, code_digest
-from experiments.documents import Frozen, first_problem, seal, seal_problem
-from experiments.errors import PlanFileError, SpecError
-from experiments.ids import id_pattern, new_id
-from experiments.records.circumstances import CarriedPlan, Countersignature, Family
-from experiments.records.identity import AttemptLease, BlockIds, ClaimedBlock, PlannedWork, claimed_block, new_block_ids
-from experiments.records.signing import Signer, signature_problem
-from experiments.retries import Break
-from model.measurements import OmitNone
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.design.arms import arm_digest
+from ablate.experiments.design.equal_work import resolve_with_steps
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import Plan, plan_blocks, questions, with_control
+from ablate.experiments.design.problems import listed
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.digest import canonical_json, code_digest
+from ablate.experiments.documents import Frozen, first_problem, seal, seal_problem
+from ablate.experiments.errors import PlanFileError, SpecError
+from ablate.experiments.ids import id_pattern, new_id
+from ablate.experiments.records.circumstances import CarriedPlan, Countersignature, Family
+from ablate.experiments.records.identity import (
+    AttemptLease,
+    BlockIds,
+    ClaimedBlock,
+    PlannedWork,
+    claimed_block,
+    new_block_ids,
+)
+from ablate.experiments.records.signing import Signer, signature_problem
+from ablate.experiments.retries import Break
+from ablate.model.measurements import OmitNone
 
 KIND: Literal["ablate plan"] = "ablate plan"
 SCHEMA_VERSION = 2
@@ -42,7 +49,7 @@ class PlanFile(Frozen):
     made_at: str
     """RFC 3339 UTC."""
     code_digest: str
-    """Of the source files of `experiments.digest.CODE_PACKAGES` when the plan was made."""
+    """Of the source files of `ablate.experiments.digest.CODE_PACKAGES` when the plan was made."""
     ablation_id: Annotated[str, Field(pattern=id_pattern("abl"))]
     content_type: str
     spec_text: str

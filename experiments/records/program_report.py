@@ -6,10 +6,10 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from experiments.design.kinds.program import CLOCK_S, CLOCK_SHARE, ProgramArm
-from experiments.documents import Frozen
-from experiments.kernel_pattern import KernelPattern, nearest_names
-from model.measurements import OmitNone
+from ablate.experiments.design.kinds.program import CLOCK_S, CLOCK_SHARE, ProgramArm
+from ablate.experiments.documents import Frozen
+from ablate.experiments.kernel_pattern import KernelPattern, nearest_names
+from ablate.model.measurements import OmitNone
 
 MOST_KERNEL_US = 1e12
 """Longest time of a kernel in one step: eleven days, which no trial may take."""

@@ -16,27 +16,27 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from experiments.design.arms import arm_digest
-from experiments.design.gate_readings import DECLARED, read_gate
-from experiments.design.gates import GATES
-from experiments.design.kinds.built_in import BuiltInArm
-from experiments.design.kinds.package import PackageArm
-from experiments.design.kinds.program import ProgramArm
-from experiments.design.problems import shown
-from experiments.documents import Frozen, first_problem, seal_problem
-from experiments.errors import ReceiptError
-from experiments.outcomes import Outcome
-from experiments.records.compilation_report import report_problems
-from experiments.records.earlier_release import LAST_RECEIPT, digest_problems, is_earlier
-from experiments.records.program_report import report_contradictions
-from experiments.records.receipt_clocks import clock_problems, start_problems
-from experiments.records.receipts import SCHEMA_VERSION, Receipt, held_by, summarise
-from experiments.records.signing import Signature, block_statement, signature_problem
-from experiments.records.trial_guards import trial_problems, window_s
-from kernels.backends import NODE_CLASSES
-from model.config import StepsConfig, TrainConfig
-from model.counts import step_flops
-from model.measurements import OmitNone
+from ablate.experiments.design.arms import arm_digest
+from ablate.experiments.design.gate_readings import DECLARED, read_gate
+from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.kinds.built_in import BuiltInArm
+from ablate.experiments.design.kinds.package import PackageArm
+from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.design.problems import shown
+from ablate.experiments.documents import Frozen, first_problem, seal_problem
+from ablate.experiments.errors import ReceiptError
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.compilation_report import report_problems
+from ablate.experiments.records.earlier_release import LAST_RECEIPT, digest_problems, is_earlier
+from ablate.experiments.records.program_report import report_contradictions
+from ablate.experiments.records.receipt_clocks import clock_problems, start_problems
+from ablate.experiments.records.receipts import SCHEMA_VERSION, Receipt, held_by, summarise
+from ablate.experiments.records.signing import Signature, block_statement, signature_problem
+from ablate.experiments.records.trial_guards import trial_problems, window_s
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.model.config import StepsConfig, TrainConfig
+from ablate.model.counts import step_flops
+from ablate.model.measurements import OmitNone
 
 
 def verify(receipt: Mapping[str, Any]) -> list[str]:

@@ -15,11 +15,11 @@ from datetime import datetime
 from itertools import pairwise
 from statistics import median
 
-from experiments.design.plan import running_order
-from experiments.outcomes import Outcome
-from experiments.records.receipts import Receipt
-from model.config import StepsConfig
-from model.measurements import Step
+from ablate.experiments.design.plan import running_order
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.receipts import Receipt
+from ablate.model.config import StepsConfig
+from ablate.model.measurements import Step
 
 ROUNDING_S = 1e-6
 """Tolerance for differences of floating-point seconds."""

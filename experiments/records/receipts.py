@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from experiments import documents
-from experiments.design.arms import TrialConfig
-from experiments.design.gate_readings import GateReading
-from experiments.design.metrics import find_metric
-from experiments.documents import Frozen, first_problem
-from experiments.errors import ReceiptError
-from experiments.outcomes import ArmRole, FailureClass, Outcome
-from experiments.records.compilation_report import CompilationReport
-from experiments.records.program_report import KernelRows, ProgramReport
-from model.measurements import Measurements, Metric, OmitNone, Step, Validation
+from ablate.experiments import documents
+from ablate.experiments.design.arms import TrialConfig
+from ablate.experiments.design.gate_readings import GateReading
+from ablate.experiments.design.metrics import find_metric
+from ablate.experiments.documents import Frozen, first_problem
+from ablate.experiments.errors import ReceiptError
+from ablate.experiments.outcomes import ArmRole, FailureClass, Outcome
+from ablate.experiments.records.compilation_report import CompilationReport
+from ablate.experiments.records.program_report import KernelRows, ProgramReport
+from ablate.model.measurements import Measurements, Metric, OmitNone, Step, Validation
 
 SCHEMA_VERSION = 4
 """2: untrimmed window, clock of every step, warm-up passes, peak of the device, load of other processes.

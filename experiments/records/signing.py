@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from experiments.digest import canonical_json
-from experiments.documents import Frozen
-from experiments.errors import SigningUnavailable
-from model.measurements import OmitNone
+from ablate.experiments.digest import canonical_json
+from ablate.experiments.documents import Frozen
+from ablate.experiments.errors import SigningUnavailable
+from ablate.model.measurements import OmitNone
 
 KEY_PREFIX = "ed25519:"
 KEY_PATTERN = r"^ed25519:[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]$"

@@ -10,13 +10,13 @@ from typing import Any, TypeGuard
 
 import yaml
 
-from experiments.design.load import load_values, spec_yaml
-from experiments.design.problems import listed, nearest, pointer
-from experiments.design.workload import ARCHIVE, COMMAND, COMMIT
-from experiments.errors import CodeArchiveError, SpecError, SpecProblem
-from experiments.ids import COMMIT_LABEL
-from experiments.outcomes import BASELINE
-from experiments.records.code_archive import PackedCode, pack_code, pack_commit
+from ablate.experiments.design.load import load_values, spec_yaml
+from ablate.experiments.design.problems import listed, nearest, pointer
+from ablate.experiments.design.workload import ARCHIVE, COMMAND, COMMIT
+from ablate.experiments.errors import CodeArchiveError, SpecError, SpecProblem
+from ablate.experiments.ids import COMMIT_LABEL
+from ablate.experiments.outcomes import BASELINE
+from ablate.experiments.records.code_archive import PackedCode, pack_code, pack_commit
 
 _YAML = "application/yaml"
 _RELATIVE = "the folder is relative to the spec; an absolute one is on the node"

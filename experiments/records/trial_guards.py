@@ -1,17 +1,17 @@
 """Guards of one trial: conditions under which the numbers of a receipt do not count.
 
 The worker checks them before a block counts, so that the block can run again. Verification and the judge check them
-again. `experiments.analysis.guards` compares trials with each other.
+again. `ablate.experiments.analysis.guards` compares trials with each other.
 """
 
 import math
 from collections.abc import Callable, Iterator
 
-from experiments.design.rule import MAX_SLOWED_SHARE
-from experiments.outcomes import Outcome
-from experiments.records.receipts import DeviceEvents, Environment, Receipt
-from kernels.backends import NODE_CLASSES
-from model.facts import ModelFact
+from ablate.experiments.design.rule import MAX_SLOWED_SHARE
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.receipts import DeviceEvents, Environment, Receipt
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.model.facts import ModelFact
 
 FOREIGN_LOAD = "foreign_load"
 """The only reported value that affects times alone; some sandboxes hide it."""

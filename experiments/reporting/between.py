@@ -3,11 +3,11 @@
 import math
 from itertools import combinations
 
-from experiments.analysis.verdicts import Comparison, VariantVerdict, Verdict
-from experiments.outcomes import Outcome
-from experiments.reporting import wording
-from experiments.reporting.table import Cell, Table, numbers, row, texts
-from experiments.reporting.verdict_layout import lay_out
+from ablate.experiments.analysis.verdicts import Comparison, VariantVerdict, Verdict
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.table import Cell, Table, numbers, row, texts
+from ablate.experiments.reporting.verdict_layout import lay_out
 
 MOST_VARIANTS = 6
 LEVEL = 0.05

@@ -4,11 +4,11 @@ import csv
 import io
 from collections.abc import Iterable
 
-from experiments.analysis.verdicts import KernelChange, KernelUse, StepKernels
-from experiments.reporting import wording
-from experiments.reporting.table import Cell, Column, Table, numbers, row, texts
-from experiments.system.logs import visible
-from kernels.backends import NODE_CLASSES
+from ablate.experiments.analysis.verdicts import KernelChange, KernelUse, StepKernels
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.table import Cell, Column, Table, numbers, row, texts
+from ablate.experiments.system.logs import visible
+from ablate.kernels.backends import NODE_CLASSES
 
 
 def kernels_table(arm: str, kernels: StepKernels, node_class: str) -> Table:

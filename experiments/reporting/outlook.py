@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
-from experiments.outcomes import VerdictWord
-from experiments.reporting import wording
+from ablate.experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
+from ablate.experiments.outcomes import VerdictWord
+from ablate.experiments.reporting import wording
 
 _MOST = 3
 """Variants of which the first lines speak; the table has all."""

@@ -2,12 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 
-from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, LargestMicroBatch, VariantVerdict, Verdict
-from experiments.block_numbers import block_list
-from experiments.design.metrics import METRICS, PEAK_METRICS, SEED_METRICS
-from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
-from experiments.records.circumstances import NOT_REGISTERED, AttemptRecord
-from experiments.reporting import wording
+from ablate.experiments.analysis.verdicts import (
+    Cause,
+    Comparison,
+    ExactComparison,
+    LargestMicroBatch,
+    VariantVerdict,
+    Verdict,
+)
+from ablate.experiments.block_numbers import block_list
+from ablate.experiments.design.metrics import METRICS, PEAK_METRICS, SEED_METRICS
+from ablate.experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
+from ablate.experiments.records.circumstances import NOT_REGISTERED, AttemptRecord
+from ablate.experiments.reporting import wording
 
 WITHOUT_STATISTICS: dict[VerdictWord, str] = {
     VerdictWord.INVALID: "has no valid measurement",

@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.analysis.programs import kernels_of
-from experiments.reporting import wording
-from experiments.reporting.table import Cell, Table, numbers, row, texts
-from experiments.reporting.view import AblationView
-from kernels.backends import NODE_CLASSES
-from model.measurements import StepTrace
+from ablate.experiments.analysis.programs import kernels_of
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.table import Cell, Table, numbers, row, texts
+from ablate.experiments.reporting.view import AblationView
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.model.measurements import StepTrace
 
 MIB = 2**20
 TRACE_FILE = "trace.json"

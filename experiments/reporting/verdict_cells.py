@@ -2,10 +2,17 @@
 
 from collections.abc import Sequence
 
-from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, RequirementResult, VariantVerdict, Verdict
-from experiments.outcomes import VerdictWord
-from experiments.reporting import wording
-from experiments.reporting.table import Cell, Tone, row
+from ablate.experiments.analysis.verdicts import (
+    Cause,
+    Comparison,
+    ExactComparison,
+    RequirementResult,
+    VariantVerdict,
+    Verdict,
+)
+from ablate.experiments.outcomes import VerdictWord
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.table import Cell, Tone, row
 
 WORDS: dict[VerdictWord, tuple[str, Tone]] = {
     VerdictWord.BETTER: ("\N{BLACK UP-POINTING TRIANGLE}", Tone.GOOD),

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from experiments.analysis.answer import gain_pct
-from experiments.analysis.verdicts import NOT_OBSERVED, Cause, VariantVerdict, Verdict
-from experiments.design.metrics import METRICS, TARGET_METRICS, WINDOW_METRICS
-from experiments.outcomes import Decision, VerdictWord
-from experiments.reporting import sentences, verdict_cells, wording
-from experiments.reporting.kernel_tables import kernels_table
-from experiments.reporting.outlook import outlook
-from experiments.reporting.table import Cell, Table, numbers, row, texts
+from ablate.experiments.analysis.answer import gain_pct
+from ablate.experiments.analysis.verdicts import NOT_OBSERVED, Cause, VariantVerdict, Verdict
+from ablate.experiments.design.metrics import METRICS, TARGET_METRICS, WINDOW_METRICS
+from ablate.experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.reporting import sentences, verdict_cells, wording
+from ablate.experiments.reporting.kernel_tables import kernels_table
+from ablate.experiments.reporting.outlook import outlook
+from ablate.experiments.reporting.table import Cell, Table, numbers, row, texts
 
 
 def short_answer(verdict: Verdict) -> str:

@@ -5,24 +5,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal, TypeAlias
 
-from experiments.analysis.arm_summary import summarise_arm
-from experiments.analysis.evidence import WholeBlocks
-from experiments.analysis.judge import judge
-from experiments.analysis.noise.admission import admission_of, keep_ledger, mending_command
-from experiments.analysis.noise.calibrate import calibrations_of, join_calibrations
-from experiments.analysis.statistics import percent
-from experiments.analysis.verdicts import ArmSummary, Verdict
-from experiments.design.metrics import CURVE_METRICS
-from experiments.design.plan import Plan
-from experiments.outcomes import AblationState, TrialState
-from experiments.records.bundle import Bundle, attempt_records
-from experiments.records.calibration import Calibration
-from experiments.records.circumstances import Circumstances, Family
-from experiments.records.plan_file import carried_plan
-from experiments.records.receipts import Receipt
-from experiments.reporting import wording
-from experiments.reporting.verdict_layout import VerdictLayout, lay_out
-from experiments.retries import budget_spent
+from ablate.experiments.analysis.arm_summary import summarise_arm
+from ablate.experiments.analysis.evidence import WholeBlocks
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.noise.admission import admission_of, keep_ledger, mending_command
+from ablate.experiments.analysis.noise.calibrate import calibrations_of, join_calibrations
+from ablate.experiments.analysis.statistics import percent
+from ablate.experiments.analysis.verdicts import ArmSummary, Verdict
+from ablate.experiments.design.metrics import CURVE_METRICS
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.outcomes import AblationState, TrialState
+from ablate.experiments.records.bundle import Bundle, attempt_records
+from ablate.experiments.records.calibration import Calibration
+from ablate.experiments.records.circumstances import Circumstances, Family
+from ablate.experiments.records.plan_file import carried_plan
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.verdict_layout import VerdictLayout, lay_out
+from ablate.experiments.retries import budget_spent
 
 Missing: TypeAlias = Literal["missing"]
 MISSING: Final = "missing"

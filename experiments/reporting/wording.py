@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from experiments.design.gate import show
-from experiments.design.metrics import DECLARED_UNIT, METRICS
-from experiments.design.power import ALPHA
+from ablate.experiments.design.gate import show
+from ablate.experiments.design.metrics import DECLARED_UNIT, METRICS
+from ablate.experiments.design.power import ALPHA
 
 if TYPE_CHECKING:
-    from experiments.analysis.verdicts import ArmSummary, NodeMeans, Verdict
-    from experiments.design.arms import Arm
-    from experiments.records.calibration import Ledger
-    from experiments.records.receipts import Receipt
+    from ablate.experiments.analysis.verdicts import ArmSummary, NodeMeans, Verdict
+    from ablate.experiments.design.arms import Arm
+    from ablate.experiments.records.calibration import Ledger
+    from ablate.experiments.records.receipts import Receipt
 
 MOST_NODES = 3
 """Up to so many nodes, each rate is listed."""
@@ -75,7 +75,7 @@ def false_verdicts(ledger: "Ledger") -> str:
     text = f"{counts}, {bound} (95{SPACE}% confidence, Clopper and Pearson)."
     if ledger.upper_bound <= ALPHA:
         return text
-    from experiments.analysis.noise.admission import needed  # imports scipy, which most commands do not need
+    from ablate.experiments.analysis.noise.admission import needed  # imports scipy, which most commands do not need
 
     return f"{text} It takes {counted(needed(ledger.false_words), 'A/A ablation')} to support 5{SPACE}%."
 

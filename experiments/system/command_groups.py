@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from experiments.outcomes import ExitCode
-from experiments.system.logs import accept_every_text
+from ablate.experiments.outcomes import ExitCode
+from ablate.experiments.system.logs import accept_every_text
 
 _TYPER_USAGE = 2
 """Typer's code for wrong usage. Here 2 is the code of a decision."""

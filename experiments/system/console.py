@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from experiments.outcomes import ExitCode
-from experiments.system.command_groups import CommandGroup, load_group
+from ablate.experiments.outcomes import ExitCode
+from ablate.experiments.system.command_groups import CommandGroup, load_group
 
 GROUP = "ablate.commands"
 

@@ -20,9 +20,16 @@ from urllib.request import getproxies, proxy_bypass_environment  # type: ignore[
 
 import httpx
 
-from experiments.errors import BadSetting
-from experiments.system.processes import Mark, owns_port
-from experiments.system.setting_values import ALLOW_HTTP, credentials_of, http_address, is_loopback, is_plain, shown
+from ablate.experiments.errors import BadSetting
+from ablate.experiments.system.processes import Mark, owns_port
+from ablate.experiments.system.setting_values import (
+    ALLOW_HTTP,
+    credentials_of,
+    http_address,
+    is_loopback,
+    is_plain,
+    shown,
+)
 
 AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """Variables with the trusted certificate authorities; the first one that is set counts."""

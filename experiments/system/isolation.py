@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.digest import SOURCE_ROOT
-from experiments.errors import IsolationFailed
-from experiments.system.kernel_limits import (
+from ablate.experiments.digest import IMPORT_ROOT
+from ablate.experiments.errors import IsolationFailed
+from ablate.experiments.system.kernel_limits import (
     CHANGE,
     LIST,
     READ,
@@ -26,7 +26,7 @@ from experiments.system.kernel_limits import (
     drop_rights,
     filter_calls,
 )
-from experiments.system.own_tree import OwnTree, keep_own_process_writable
+from ablate.experiments.system.own_tree import OwnTree, keep_own_process_writable
 
 _SYSTEM = ("usr", "lib", "lib32", "lib64", "bin", "sbin", "opt", "nix/store", "gnu/store", "proc", "sys")
 _CONFIGURATION = (
@@ -118,7 +118,7 @@ class Isolation:
             rules[path] = rules.get(path, FileRight(0)) | WRITE
         if self.programs and os.geteuid() != 0:
             rules[Path("/proc")] = READ | CHANGE
-        rules[SOURCE_ROOT] = rules.get(SOURCE_ROOT, FileRight(0)) | LIST  # imports list the folder of the packages
+        rules[IMPORT_ROOT] = rules.get(IMPORT_ROOT, FileRight(0)) | LIST  # imports list the folder of the package
         return rules | dict.fromkeys(_files_in_dev(self.devices), WRITE)
 
 

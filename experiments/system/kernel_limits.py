@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
-from experiments.errors import IsolationFailed
+from ablate.experiments.errors import IsolationFailed
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 """The C library; it keeps the error of the last call."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.system.kernel_limits import LIBC, checked, has_admin, system_call
+from ablate.experiments.system.kernel_limits import LIBC, checked, has_admin, system_call
 
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 """System calls; their numbers are the same on every machine. Every kernel with Landlock has them."""

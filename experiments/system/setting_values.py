@@ -12,8 +12,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
-from experiments.errors import BadSetting
-from experiments.ids import node_name_problem
+from ablate.experiments.errors import BadSetting
+from ablate.experiments.ids import node_name_problem
 
 PREFIX = "ABLATE_"
 SECRETS_FOLDER = Path("/run/secrets")

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.backends import Lane
-from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
-from kernels.mamba3_mimo.state import ScanState, entered, left_behind
-from kernels.mamba3_mimo.support import LANES, run_cuda, supports
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
+from ablate.kernels.mamba3_mimo.state import ScanState, entered, left_behind
+from ablate.kernels.mamba3_mimo.support import LANES, run_cuda, supports
+from ablate.kernels.scan_switches import ScanSwitches
 
 __all__ = [
     "DIFFERENTIABLE",

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from kernels.backends import GENERATED_LANES, Lane
-from kernels.documents import document_starts
-from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import cumulated_angles, handed_on, psiv, rotated
-from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs, scanned
-from kernels.mamba3_mimo.reference import chunk_parallel
-from kernels.mamba3_mimo.support import supports
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels.backends import GENERATED_LANES, Lane
+from ablate.kernels.documents import document_starts
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.operands import cumulated_angles, handed_on, psiv, rotated
+from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs, scanned
+from ablate.kernels.mamba3_mimo.reference import chunk_parallel
+from ablate.kernels.mamba3_mimo.support import supports
+from ablate.kernels.scan_switches import ScanSwitches
 
 SAMPLES, SAMPLES_IN_DOUBT = 8, 32
 """Samples of the noise: at first, and for a result that the first samples call wrong."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.errors import ShapeError
+from ablate.kernels.errors import ShapeError
 
 DIFFERENTIABLE = (
     "q", "k", "v", "z", "q_bias", "k_bias", "psi", "zeta", "phi", "D", "adt", "dt", "trap", "angles", "entering",

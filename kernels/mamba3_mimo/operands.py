@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import facts
-from kernels.documents import document_starts
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.scan_switches import ScanFact
+from ablate.kernels import facts
+from ablate.kernels.documents import document_starts
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.scan_switches import ScanFact
 
 _SUM_BLOCK = 256
 

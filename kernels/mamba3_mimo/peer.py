@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels import facts
-from kernels.backends import Lane
-from kernels.documents import document_starts, documents, once_per_batch
-from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import cumulated_angles, dtype_name, handed_on
-from kernels.scan_switches import ScanFact
+from ablate.kernels import facts
+from ablate.kernels.backends import Lane
+from ablate.kernels.documents import document_starts, documents, once_per_batch
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.operands import cumulated_angles, dtype_name, handed_on
+from ablate.kernels.scan_switches import ScanFact
 
 MAMBA_SSM, TILELANG = "2.3.2.post1", "0.1.8"
 """The release whose limits this module states, and the TileLang that it pins."""

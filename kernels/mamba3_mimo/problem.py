@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from kernels.errors import KernelError
-from kernels.mamba3_mimo import mamba3_mimo
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels.errors import KernelError
+from ablate.kernels.mamba3_mimo import mamba3_mimo
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.scan_switches import ScanSwitches
 
 Run: TypeAlias = Callable[[ScanInputs], tuple[Tensor, Tensor]]
 """One way to run the scan: inputs -> (o, final state)."""

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels import facts
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import psiv
-from kernels.scan_switches import ScanFact
+from ablate.kernels import facts
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.operands import psiv
+from ablate.kernels.scan_switches import ScanFact
 
 Form: TypeAlias = Callable[[ScanInputs, Tensor], tuple[Tensor, Tensor]]
 """Step or chunk-parallel form: (inputs, PsiV) -> (o, final state)."""

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import facts
-from kernels.backends import Lane
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import Operands, gated_output, handed_on, operands, running_sum
-from kernels.scan_switches import ScanFact
+from ablate.kernels import facts
+from ablate.kernels.backends import Lane
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.operands import Operands, gated_output, handed_on, operands, running_sum
+from ablate.kernels.scan_switches import ScanFact
 
 
 def step_form(inputs: ScanInputs, x_BHSRP: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.errors import ShapeError
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import psiv, rotated
+from ablate.kernels.errors import ShapeError
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.operands import psiv, rotated
 
 
 class ScanState(NamedTuple):

@@ -8,14 +8,14 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-from kernels import xla_device
-from kernels.backends import Lane, device_refusal
-from kernels.mamba3_mimo import peer
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import contained
-from kernels.mamba3_mimo.recompute import Form, scan
-from kernels.mamba3_mimo.reference import chunk_parallel, step_form
-from kernels.scan_switches import SCHEDULES, ScanSwitches
+from ablate.kernels import xla_device
+from ablate.kernels.backends import Lane, device_refusal
+from ablate.kernels.mamba3_mimo import peer
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.operands import contained
+from ablate.kernels.mamba3_mimo.recompute import Form, scan
+from ablate.kernels.mamba3_mimo.reference import chunk_parallel, step_form
+from ablate.kernels.scan_switches import SCHEDULES, ScanSwitches
 
 
 @lru_cache(maxsize=1024)
@@ -59,7 +59,7 @@ def _peer_refusal(switches: ScanSwitches) -> str | None:
 
 def run_cuda(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
     """Run lane cuda, eagerly or as an operator of a graph. It raises KernelUnsupported when it runs."""
-    from kernels.mamba3_mimo.cuda.host import op  # lazy: a CPU node has no tilelang
+    from ablate.kernels.mamba3_mimo.cuda.host import op  # lazy: a CPU node has no tilelang
 
     return op.scan(inputs, switches, return_final_state)
 
@@ -67,9 +67,9 @@ def run_cuda(inputs: ScanInputs, switches: ScanSwitches, return_final_state: boo
 def _cuda_refusal(switches: ScanSwitches) -> str | None:
     if find_spec("tilelang") is None:
         return "lane 'cuda' needs the package tilelang, which is not installed here"
-    from kernels.mamba3_mimo.cuda.host.lengths import LENGTHS
-    from kernels.mamba3_mimo.cuda.host.refusals import refusal
-    from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+    from ablate.kernels.mamba3_mimo.cuda.host.lengths import LENGTHS
+    from ablate.kernels.mamba3_mimo.cuda.host.refusals import refusal
+    from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
     chunk = switches.chunk_size
     rank = max(1, 64 // chunk)
@@ -79,7 +79,7 @@ def _cuda_refusal(switches: ScanSwitches) -> str | None:
 
 
 def _xla(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
-    from kernels.mamba3_mimo.xla.scan import scan as xla_scan
+    from ablate.kernels.mamba3_mimo.xla.scan import scan as xla_scan
 
     return xla_scan(inputs, switches, return_final_state)
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from model.config import DataConfig
-from model.errors import DataError
+from ablate.model.config import DataConfig
+from ablate.model.errors import DataError
 
 TORCH_HEADERS = "torch-headers"
 """Name of the default corpus: the C++ headers in the installed torch package."""

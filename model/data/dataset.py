@@ -21,12 +21,12 @@ import tokenizers
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from model.config import DataConfig
-from model.data.corpus import SourceFile, Split, check_texts, read_documents, split_corpus
-from model.data.packing import Batch, PackedRows, mixed, row_paths, rows_at, write_rows
-from model.data.tokenizer import VERSION as TOKENIZER_VERSION
-from model.data.tokenizer import BpeTokenizer
-from model.errors import DataError, DatasetDamaged
+from ablate.model.config import DataConfig
+from ablate.model.data.corpus import SourceFile, Split, check_texts, read_documents, split_corpus
+from ablate.model.data.packing import Batch, PackedRows, mixed, row_paths, rows_at, write_rows
+from ablate.model.data.tokenizer import VERSION as TOKENIZER_VERSION
+from ablate.model.data.tokenizer import BpeTokenizer
+from ablate.model.errors import DataError, DatasetDamaged
 
 FORMAT_VERSION = 1
 """Part of the cache key. Raise it when the same tokens are stored differently."""

@@ -1,4 +1,4 @@
-"""`python -m model.data.joined_corpus FOLDER`: make a corpus whose packed rows hold one document each.
+"""`python -m ablate.model.data.joined_corpus FOLDER`: make a corpus whose packed rows hold one document each.
 
 It writes one file for training and one for validation, with the joined text of the default corpus. Rows without
 document boundaries are the best case of a lane with special kernels for them. Torch-free.
@@ -7,9 +7,9 @@ document boundaries are the best case of a lane with special kernels for them. T
 import sys
 from pathlib import Path
 
-from model.config import DataConfig
-from model.data.corpus import Split, read_documents, split_corpus
-from model.errors import DataError
+from ablate.model.config import DataConfig
+from ablate.model.data.corpus import Split, read_documents, split_corpus
+from ablate.model.errors import DataError
 
 FILES = {"train": "rows.txt", "val": "held_out.txt"}
 """By its name the second file falls on the validation side."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from model.errors import DataError
+from ablate.model.errors import DataError
 
 
 class Batch(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from model.errors import DataError
+from ablate.model.errors import DataError
 
 VERSION = 2
 """Part of the cache key. Raise it when the same text is tokenised differently."""

@@ -30,13 +30,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels import facts
-from kernels.documents import documents, once_per_batch
-from kernels.errors import KernelUnsupported
-from model.back_end_limits import FA4_WIDTHS
-from model.config import HybridConfig
-from model.facts import ModelFact
-from model.layers.linear import projections
+from ablate.kernels import facts
+from ablate.kernels.documents import documents, once_per_batch
+from ablate.kernels.errors import KernelUnsupported
+from ablate.model.back_end_limits import FA4_WIDTHS
+from ablate.model.config import HybridConfig
+from ablate.model.facts import ModelFact
+from ablate.model.layers.linear import projections
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -282,7 +282,7 @@ def _capped_attention(q_BHSE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor, mask_B1SK:
 def _on_tpu(
     backend: str, q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0
 ) -> Tensor:
-    from kernels import xla_attention  # lazy, for torch_xla and jax
+    from ablate.kernels import xla_attention  # lazy, for torch_xla and jax
 
     run_BS = document_runs(segment_ids_BS)
 

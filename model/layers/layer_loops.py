@@ -1,7 +1,7 @@
 """Groups of blocks that repeat as one loop of the graph (lane xla), traced once for any number of trips.
 
-`model.config.layer_runs` divides the pattern. A trip runs one group, such as MF in MFMFMF. The number of blocks in
-loops and the loops' trips are recorded. In a loop `remat` applies to all blocks of a group that has a mixer, because
+`ablate.model.config.layer_runs` divides the pattern. A trip runs one group, such as MF in MFMFMF. The number of blocks
+in loops and the loops' trips are recorded. In a loop `remat` applies to all blocks of a group that has a mixer, because
 one partition cuts the whole trip into forward and backward.
 
 Legend: B batch, S sequence, D d_model, L trips of a run.
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels import facts, xla_device
-from kernels.errors import KernelUnsupported
-from kernels.scan_switches import ScanFact
-from kernels.xla_partition import Partition
-from model.config import HybridConfig, LayerRun, layer_runs
-from model.facts import ModelFact
+from ablate.kernels import facts, xla_device
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.scan_switches import ScanFact
+from ablate.kernels.xla_partition import Partition
+from ablate.model.config import HybridConfig, LayerRun, layer_runs
+from ablate.model.facts import ModelFact
 
 
 class LayerLoops:

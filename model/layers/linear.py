@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.errors import KernelUnsupported
-from model.back_end_limits import FLOAT8_MULTIPLE
-from model.config import HybridConfig, NormKind, ProjectionKind
+from ablate.kernels.errors import KernelUnsupported
+from ablate.model.back_end_limits import FLOAT8_MULTIPLE
+from ablate.model.config import HybridConfig, NormKind, ProjectionKind
 
 NORM_EPS = 1e-5
 

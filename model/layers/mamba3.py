@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.backends import Lane
-from kernels.mamba3_mimo import ScanInputs, ScanState, mamba3_mimo, peer
-from kernels.mamba3_mimo.criterion import small_run_problem
-from model.config import HybridConfig
-from model.layers.linear import Linear, RMSNorm, projections
+from ablate.kernels.backends import Lane
+from ablate.kernels.mamba3_mimo import ScanInputs, ScanState, mamba3_mimo, peer
+from ablate.kernels.mamba3_mimo.criterion import small_run_problem
+from ablate.model.config import HybridConfig
+from ablate.model.layers.linear import Linear, RMSNorm, projections
 
 
 class InputProjection(Linear):

@@ -34,10 +34,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from kernels.documents import documents, once_per_batch
-from model.data.packing import Batch
-from model.hybrid import Hybrid
-from model.layers.attention import (
+from ablate.kernels.documents import documents, once_per_batch
+from ablate.model.data.packing import Batch
+from ablate.model.hybrid import Hybrid
+from ablate.model.layers.attention import (
     CausalAttention,
     DocumentEdges,
     document_runs,
@@ -45,8 +45,8 @@ from model.layers.attention import (
     flash_attention,
     masked_attention,
 )
-from model.layers.mamba3 import Mamba3
-from model.parallel.ranks import Group, Ranks
+from ablate.model.layers.mamba3 import Mamba3
+from ablate.model.parallel.ranks import Group, Ranks
 
 MOST_PENDING = 16
 """Messages that a rank may have sent before the first of them is received."""
@@ -60,7 +60,7 @@ def spread_rows(model: Hybrid, ranks: Ranks) -> "PieceExchange":
     order. Gradients of parameters are this piece's part: add them up over `ranks.rows`. The loss of a rank is the sum
     over its own valid targets, divided by the number of valid targets of all ranks.
 
-    `model.config.check_context_parallel` says which configurations this works for.
+    `ablate.model.config.check_context_parallel` says which configurations this works for.
     """
     exchange = PieceExchange(ranks.context)
     for block in model.blocks if ranks.context.size > 1 else ():

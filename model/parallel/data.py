@@ -22,10 +22,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from model.config import MeshConfig
-from model.hybrid import Hybrid
-from model.layers.linear import Linear
-from model.parallel.ranks import Ranks
+from ablate.model.config import MeshConfig
+from ablate.model.hybrid import Hybrid
+from ablate.model.layers.linear import Linear
+from ablate.model.parallel.ranks import Ranks
 
 HSDP_COPIES = 2
 """Whole copies of the parameters with `hsdp`."""

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from model.config import MeshConfig
+from ablate.model.config import MeshConfig
 
 PATIENCE = timedelta(minutes=30)
 """How long a collective waits for a rank. The worker ends a trial whose rank died, so nobody waits that long."""

@@ -29,12 +29,12 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from model.config import HybridConfig, check_tensor_geometry
-from model.hybrid import Hybrid
-from model.layers.attention import CausalAttention
-from model.layers.linear import NORM_EPS, GatedMLP, Linear, RMSNorm
-from model.layers.mamba3 import InputProjection, Mamba3
-from model.parallel.ranks import Group, Ranks, summed, summed_gradient
+from ablate.model.config import HybridConfig, check_tensor_geometry
+from ablate.model.hybrid import Hybrid
+from ablate.model.layers.attention import CausalAttention
+from ablate.model.layers.linear import NORM_EPS, GatedMLP, Linear, RMSNorm
+from ablate.model.layers.mamba3 import InputProjection, Mamba3
+from ablate.model.parallel.ranks import Group, Ranks, summed, summed_gradient
 
 
 def divide_layers(model: Hybrid, ranks: Ranks) -> frozenset[str]:

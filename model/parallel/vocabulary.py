@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.parallel.ranks import Group
+from ablate.model.parallel.ranks import Group
 
 
 def norm_and_target(logits_TV: Tensor, targets_T: Tensor, group: Group | None) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from model.errors import MeasurementError
+from ablate.model.errors import MeasurementError
 
 EXCHANGE = re.compile(r"(gloo|nccl):\w+")
 """Names of the host's records of exchanges, with the shapes of what this rank gives."""

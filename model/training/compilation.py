@@ -16,12 +16,12 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from kernels import facts, scan_switches, xla_device
-from kernels.backends import Lane
-from kernels.scan_switches import ScanFact
-from model.config import TrainConfig, uses_inductor
-from model.facts import ModelFact
-from model.hybrid import Hybrid, ResidualBlock
+from ablate.kernels import facts, scan_switches, xla_device
+from ablate.kernels.backends import Lane
+from ablate.kernels.scan_switches import ScanFact
+from ablate.model.config import TrainConfig, uses_inductor
+from ablate.model.facts import ModelFact
+from ablate.model.hybrid import Hybrid, ResidualBlock
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 """(tokens [B,S], segment ids [B,S]) -> hidden states [B,S,D]."""

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from model.config import OptimConfig
-from model.layers.linear import Linear
+from ablate.model.config import OptimConfig
+from ablate.model.layers.linear import Linear
 
 EPS = 1e-8
 LINE = 16

@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from torch.profiler import ProfilerActivity, profile
 
-from kernels import facts
-from kernels.facts import Fact
-from model.facts import ModelFact
+from ablate.kernels import facts
+from ablate.kernels.facts import Fact
+from ablate.model.facts import ModelFact
 
 ATTENTION_KERNELS: Mapping[str, tuple[str, str]] = {
     "flash": (r"pytorch_flash::flash_fwd", r"pytorch_flash::flash_bwd"),

@@ -25,13 +25,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from kernels import facts, xla_device
-from kernels.errors import KernelUnsupported
-from model.config import DIVISIBLE_LOSSES, LossKind
-from model.errors import ConfigError
-from model.facts import ModelFact
-from model.parallel.ranks import Group, summed_gradient
-from model.parallel.vocabulary import norm_and_target, subtract_target, token_losses
+from ablate.kernels import facts, xla_device
+from ablate.kernels.errors import KernelUnsupported
+from ablate.model.config import DIVISIBLE_LOSSES, LossKind
+from ablate.model.errors import ConfigError
+from ablate.model.facts import ModelFact
+from ablate.model.parallel.ranks import Group, summed_gradient
+from ablate.model.parallel.vocabulary import norm_and_target, subtract_target, token_losses
 
 
 def cross_entropy(

@@ -25,8 +25,8 @@ from typing import NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from kernels import xla_device
-from model.errors import MeasurementError
+from ablate.kernels import xla_device
+from ablate.model.errors import MeasurementError
 
 _STAT = Path("/proc/stat")
 _IDLE = (3, 4)

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kernels import facts, xla_device
-from kernels.errors import KernelUnsupported
-from model.config import TrainConfig, check_mesh
-from model.data.packing import Batch
-from model.facts import ModelFact
-from model.hybrid import Hybrid
-from model.training.compilation import Forward
-from model.training.optim_step import DeviceBatch, batch_loss, to_device, update
-from model.training.optimizers import AnyOptimizer
+from ablate.kernels import facts, xla_device
+from ablate.kernels.errors import KernelUnsupported
+from ablate.model.config import TrainConfig, check_mesh
+from ablate.model.data.packing import Batch
+from ablate.model.facts import ModelFact
+from ablate.model.hybrid import Hybrid
+from ablate.model.training.compilation import Forward
+from ablate.model.training.optim_step import DeviceBatch, batch_loss, to_device, update
+from ablate.model.training.optimizers import AnyOptimizer
 
 Value = TypeVar("Value")
 

@@ -6,15 +6,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kernels import facts
-from kernels.documents import with_documents
-from model.config import OptimConfig, TrainConfig
-from model.data.packing import Batch
-from model.facts import ModelFact
-from model.training import loss
-from model.training.compilation import Forward
-from model.training.compiled_adamw import CompiledAdamW
-from model.training.optimizers import AnyOptimizer, MuonAndAdamW
+from ablate.kernels import facts
+from ablate.kernels.documents import with_documents
+from ablate.model.config import OptimConfig, TrainConfig
+from ablate.model.data.packing import Batch
+from ablate.model.facts import ModelFact
+from ablate.model.training import loss
+from ablate.model.training.compilation import Forward
+from ablate.model.training.compiled_adamw import CompiledAdamW
+from ablate.model.training.optimizers import AnyOptimizer, MuonAndAdamW
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:

@@ -20,10 +20,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from model.config import OptimConfig
-from model.hybrid import Hybrid
-from model.layers.linear import Linear
-from model.training.compiled_adamw import CompiledAdamW
+from ablate.model.config import OptimConfig
+from ablate.model.hybrid import Hybrid
+from ablate.model.layers.linear import Linear
+from ablate.model.training.compiled_adamw import CompiledAdamW
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:

@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from kernels import facts
-from kernels.facts import Fact
-from model.config import TrainConfig
-from model.data.packing import Batch
-from model.facts import ModelFact
-from model.hybrid import Hybrid
-from model.parallel.context import row_piece, spread_rows
-from model.parallel.data import ModelWithLoss, average_whole, local, sharding_of, share_parameters
-from model.parallel.ranks import Group, Ranks
-from model.parallel.tensor import divide_layers, gradient_norm
-from model.training.communication import communication_of
-from model.training.compilation import Forward
-from model.training.loss import cross_entropy
-from model.training.mesh import OneDevice
-from model.training.optim_step import apply_update, to_device
-from model.training.optimizers import AnyOptimizer
+from ablate.kernels import facts
+from ablate.kernels.facts import Fact
+from ablate.model.config import TrainConfig
+from ablate.model.data.packing import Batch
+from ablate.model.facts import ModelFact
+from ablate.model.hybrid import Hybrid
+from ablate.model.parallel.context import row_piece, spread_rows
+from ablate.model.parallel.data import ModelWithLoss, average_whole, local, sharding_of, share_parameters
+from ablate.model.parallel.ranks import Group, Ranks
+from ablate.model.parallel.tensor import divide_layers, gradient_norm
+from ablate.model.training.communication import communication_of
+from ablate.model.training.compilation import Forward
+from ablate.model.training.loss import cross_entropy
+from ablate.model.training.mesh import OneDevice
+from ablate.model.training.optim_step import apply_update, to_device
+from ablate.model.training.optimizers import AnyOptimizer
 
 Value = TypeVar("Value")
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.documents import documents, replace_documents
-from kernels.errors import KernelUnsupported
-from model.data.packing import Batch
-from model.training.optim_step import DeviceBatch, to_device
+from ablate.kernels.documents import documents, replace_documents
+from ablate.kernels.errors import KernelUnsupported
+from ablate.model.data.packing import Batch
+from ablate.model.training.optim_step import DeviceBatch, to_device
 
 
 class StepGraph:

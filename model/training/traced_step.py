@@ -16,16 +16,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kernels import facts, xla_attention, xla_device, xla_graph
-from kernels.facts import Fact
-from kernels.scan_switches import ScanFact
-from kernels.xla_graph import Graph
-from model import counts, hybrid
-from model.config import TrainConfig
-from model.facts import ModelFact
-from model.training.mesh import XlaMesh, divide_rows
-from model.training.optim_step import DeviceBatch, batch_loss, update
-from model.training.optimizers import AnyOptimizer, optimizer_of
+from ablate.kernels import facts, xla_attention, xla_device, xla_graph
+from ablate.kernels.facts import Fact
+from ablate.kernels.scan_switches import ScanFact
+from ablate.kernels.xla_graph import Graph
+from ablate.model import counts, hybrid
+from ablate.model.config import TrainConfig
+from ablate.model.facts import ModelFact
+from ablate.model.training.mesh import XlaMesh, divide_rows
+from ablate.model.training.optim_step import DeviceBatch, batch_loss, update
+from ablate.model.training.optimizers import AnyOptimizer, optimizer_of
 
 
 def attest(graph: Graph, observed: facts.Facts, config: TrainConfig) -> None:

@@ -27,33 +27,33 @@ import torch
 from torch import Tensor
 from torch.utils import deterministic
 
-from kernels import facts, xla_device, xla_graph
-from kernels.errors import KernelUnsupported
-from kernels.xla_graph import describe_change
-from model import counts, hybrid
-from model.config import StepsConfig, TrainConfig, generates_code
-from model.data.dataset import Dataset
-from model.data.packing import Batch, visible_pairs
-from model.errors import DataError, NonFiniteLoss, StillCompiling
-from model.facts import ModelFact
-from model.layers.linear import Linear, QuackRMSNorm, RMSNorm
-from model.measurements import Phase, ProfiledStep, Step, TrialMeasurements, Validation
-from model.parallel.ranks import Ranks
-from model.training import executed, optim_step, traced_step
-from model.training.compilation import (
+from ablate.kernels import facts, xla_device, xla_graph
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.xla_graph import describe_change
+from ablate.model import counts, hybrid
+from ablate.model.config import StepsConfig, TrainConfig, generates_code
+from ablate.model.data.dataset import Dataset
+from ablate.model.data.packing import Batch, visible_pairs
+from ablate.model.errors import DataError, NonFiniteLoss, StillCompiling
+from ablate.model.facts import ModelFact
+from ablate.model.layers.linear import Linear, QuackRMSNorm, RMSNorm
+from ablate.model.measurements import Phase, ProfiledStep, Step, TrialMeasurements, Validation
+from ablate.model.parallel.ranks import Ranks
+from ablate.model.training import executed, optim_step, traced_step
+from ablate.model.training.compilation import (
     Compilation,
     Forward,
     compilations,
     record_compilation,
     start_compilation,
 )
-from model.training.compiled_adamw import CompiledAdamW
-from model.training.measurement import HostLoad, HostShares, MemoryPeak, PeakMeter, read_clock_mhz
-from model.training.mesh import OneDevice, XlaMesh
-from model.training.optim_step import DeviceBatch, batch_loss, update
-from model.training.optimizers import optimizer_of
-from model.training.ranked_step import RankedStep
-from model.training.step_graph import StepGraph
+from ablate.model.training.compiled_adamw import CompiledAdamW
+from ablate.model.training.measurement import HostLoad, HostShares, MemoryPeak, PeakMeter, read_clock_mhz
+from ablate.model.training.mesh import OneDevice, XlaMesh
+from ablate.model.training.optim_step import DeviceBatch, batch_loss, update
+from ablate.model.training.optimizers import optimizer_of
+from ablate.model.training.ranked_step import RankedStep
+from ablate.model.training.step_graph import StepGraph
 
 Yield: TypeAlias = Callable[[], None]
 """Function that lets the other trials run and returns when this trial may continue."""

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from experiments.ids import new_id
-from service.errors import LeaseLost
-from service.store import leaders
-from service.store.session import Store
+from ablate.experiments.ids import new_id
+from ablate.service.errors import LeaseLost
+from ablate.service.store import leaders
+from ablate.service.store.session import Store
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Run the background process, `python -m service.background.main`: one thread for each duty.
+"""Run the background process, `python -m ablate.service.background.main`: one thread for each duty.
 
 Of several such processes one leads and does all duties. The others stand by.
 """
@@ -15,24 +15,24 @@ from contextlib import suppress
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from experiments.reporting.mlflow.sink import Sink
-from experiments.system.logs import configure_logging
-from service.background.leader import ROUND_S, TICK_S, Leader, LeaderStore, duty
-from service.background.notifications import Notifier, mailer_of
-from service.background.outbox_handlers import OutboxHandlers
-from service.background.projector import Projector
-from service.background.reconciler import Reconciler
-from service.background.webhooks import webhook_of
-from service.errors import ConfigurationError
-from service.http.serializers import silent_limit_s
-from service.lifecycle import OutboxKind
-from service.queue.wake_ups import WakeResender
-from service.settings import ServiceSettings, get_settings
-from service.store.ablations.code_archives import drop_oldest
-from service.store.ablations.logs import drop_logs
-from service.store.ablations.retention import Retention
-from service.store.migrate import current_revision, newest_revision
-from service.store.session import Store
+from ablate.experiments.reporting.mlflow.sink import Sink
+from ablate.experiments.system.logs import configure_logging
+from ablate.service.background.leader import ROUND_S, TICK_S, Leader, LeaderStore, duty
+from ablate.service.background.notifications import Notifier, mailer_of
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.background.projector import Projector
+from ablate.service.background.reconciler import Reconciler
+from ablate.service.background.webhooks import webhook_of
+from ablate.service.errors import ConfigurationError
+from ablate.service.http.serializers import silent_limit_s
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.queue.wake_ups import WakeResender
+from ablate.service.settings import ServiceSettings, get_settings
+from ablate.service.store.ablations.code_archives import drop_oldest
+from ablate.service.store.ablations.logs import drop_logs
+from ablate.service.store.ablations.retention import Retention
+from ablate.service.store.migrate import current_revision, newest_revision
+from ablate.service.store.session import Store
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def wait_for_schema(store: Store, signals: StopSignals) -> bool:
         if time.monotonic() > deadline:
             raise ConfigurationError(
                 f"the database is at schema {current!r}, this code needs {newest!r}; "
-                "start the API or run `python -m service.store.migrate`"
+                "start the API or run `python -m ablate.service.store.migrate`"
             )
         if signals.wait(TICK_S):
             return False

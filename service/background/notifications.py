@@ -13,14 +13,14 @@ from email.utils import formatdate
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from experiments.analysis.verdicts import Verdict
-from experiments.reporting import wording
-from service.background.webhooks import Webhook, content_of, key_of, post_json
-from service.errors import ConfigurationError, WebhookRefused
-from service.settings import ServiceSettings
-from service.store.ablations.ablations import get_whole
-from service.store.access import notifications
-from service.store.session import Store
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.reporting import wording
+from ablate.service.background.webhooks import Webhook, content_of, key_of, post_json
+from ablate.service.errors import ConfigurationError, WebhookRefused
+from ablate.service.settings import ServiceSettings
+from ablate.service.store.ablations.ablations import get_whole
+from ablate.service.store.access import notifications
+from ablate.service.store.session import Store
 
 _SMTP_S = 10.0
 _MOST_LINES = 30

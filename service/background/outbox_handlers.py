@@ -9,29 +9,29 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection
 
-from experiments.analysis.judge import judge
-from experiments.analysis.looks import at_look
-from experiments.analysis.noise.calibrate import aa_blocks_of
-from experiments.analysis.verdicts import Verdict
-from experiments.design.load import parse_spec
-from experiments.design.spec import AblationSpec
-from experiments.errors import ProjectionUnfinished
-from experiments.records.circumstances import Circumstances
-from experiments.records.receipts import Receipt
-from experiments.reporting.pages.report import render
-from experiments.reporting.view import AblationView
-from service.background.notifications import Notifier
-from service.background.webhooks import Webhook, content_of
-from service.errors import LeaseLost
-from service.lifecycle import OutboxKind
-from service.store import outbox
-from service.store.ablations import results
-from service.store.ablations.ablations import get_whole
-from service.store.ablations.circumstances import circumstances_of
-from service.store.access import notifications
-from service.store.blocks import looks
-from service.store.nodes import calibrations
-from service.store.session import Store
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.looks import at_look
+from ablate.experiments.analysis.noise.calibrate import aa_blocks_of
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.errors import ProjectionUnfinished
+from ablate.experiments.records.circumstances import Circumstances
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting.pages.report import render
+from ablate.experiments.reporting.view import AblationView
+from ablate.service.background.notifications import Notifier
+from ablate.service.background.webhooks import Webhook, content_of
+from ablate.service.errors import LeaseLost
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store import outbox
+from ablate.service.store.ablations import results
+from ablate.service.store.ablations.ablations import get_whole
+from ablate.service.store.ablations.circumstances import circumstances_of
+from ablate.service.store.access import notifications
+from ablate.service.store.blocks import looks
+from ablate.service.store.nodes import calibrations
+from ablate.service.store.session import Store
 
 log = logging.getLogger(__name__)
 

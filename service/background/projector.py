@@ -10,15 +10,15 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from experiments.reporting.mlflow.runs import is_open
-from experiments.reporting.mlflow.sink import Check, Projection
-from experiments.reporting.view import AblationView
-from service.background.outbox_handlers import Ending, OutboxTaker, nothing_to_store
-from service.errors import LeaseLost
-from service.lifecycle import PROJECTIONS, OutboxKind
-from service.store import outbox
-from service.store.ablations import results
-from service.store.session import Store
+from ablate.experiments.reporting.mlflow.runs import is_open
+from ablate.experiments.reporting.mlflow.sink import Check, Projection
+from ablate.experiments.reporting.view import AblationView
+from ablate.service.background.outbox_handlers import Ending, OutboxTaker, nothing_to_store
+from ablate.service.errors import LeaseLost
+from ablate.service.lifecycle import PROJECTIONS, OutboxKind
+from ablate.service.store import outbox
+from ablate.service.store.ablations import results
+from ablate.service.store.session import Store
 
 SLICE_S = 60.0
 """A projection that took this long goes on later, behind the others."""

@@ -9,15 +9,15 @@ import time
 
 from sqlalchemy import select
 
-from service.background import sentinels
-from service.background.leader import now_s
-from service.lifecycle import OutboxKind
-from service.store import outbox
-from service.store.ablations import submissions
-from service.store.blocks import attempts, completion
-from service.store.nodes import node_states
-from service.store.session import Store
-from service.store.tables import db_now
+from ablate.service.background import sentinels
+from ablate.service.background.leader import now_s
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store import outbox
+from ablate.service.store.ablations import submissions
+from ablate.service.store.blocks import attempts, completion
+from ablate.service.store.nodes import node_states
+from ablate.service.store.session import Store
+from ablate.service.store.tables import db_now
 
 log = logging.getLogger(__name__)
 

@@ -7,25 +7,25 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, or_, select
 
-from experiments.analysis.noise.admission import standing_problems
-from experiments.analysis.noise.calibrate import seconds, serials_of, software_digest
-from experiments.design.aa_spec import CONTENT_TYPE, SENTINEL, calibration_spec
-from experiments.design.kinds.command import sent_code
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.design.spec import MIN_BLOCKS
-from experiments.digest import digest, digest_bytes
-from experiments.ids import new_id
-from experiments.records.calibration import Calibration, CalibrationKey
-from experiments.records.messages import NodeRegistration
-from service.lifecycle import OVER
-from service.principals import SERVICE
-from service.store.ablations import code_archives, results
-from service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission, store_submission
-from service.store.nodes import nodes
-from service.store.nodes.calibrations import read_calibrations
-from service.store.session import Store
-from service.store.tables import ablations, db_now, labels
+from ablate.experiments.analysis.noise.admission import standing_problems
+from ablate.experiments.analysis.noise.calibrate import seconds, serials_of, software_digest
+from ablate.experiments.design.aa_spec import CONTENT_TYPE, SENTINEL, calibration_spec
+from ablate.experiments.design.kinds.command import sent_code
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.spec import MIN_BLOCKS
+from ablate.experiments.digest import digest, digest_bytes
+from ablate.experiments.ids import new_id
+from ablate.experiments.records.calibration import Calibration, CalibrationKey
+from ablate.experiments.records.messages import NodeRegistration
+from ablate.service.lifecycle import OVER
+from ablate.service.principals import SERVICE
+from ablate.service.store.ablations import code_archives, results
+from ablate.service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission, store_submission
+from ablate.service.store.nodes import nodes
+from ablate.service.store.nodes.calibrations import read_calibrations
+from ablate.service.store.session import Store
+from ablate.service.store.tables import ablations, db_now, labels
 
 log = logging.getLogger(__name__)
 

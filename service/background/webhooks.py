@@ -15,11 +15,11 @@ from typing import Any
 
 import httpx
 
-from experiments.analysis.verdicts import Verdict
-from experiments.system.http_clients import connection_options, reason, redirect_hint
-from experiments.system.setting_values import host_of
-from service.errors import ConfigurationError, WebhookRefused
-from service.settings import ServiceSettings
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.system.http_clients import connection_options, reason, redirect_hint
+from ablate.experiments.system.setting_values import host_of
+from ablate.service.errors import ConfigurationError, WebhookRefused
+from ablate.service.settings import ServiceSettings
 
 PREFIX = "whsec_"
 MIN_KEY_BYTES = 24

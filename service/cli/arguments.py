@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
 import typer
 from rich.markup import escape
 
-from experiments.block_numbers import block_index, block_list, block_name
-from experiments.catalog.files import catalog_names, read_catalog_file
-from experiments.design.problems import nearest
-from experiments.errors import SpecError, SpecProblem
-from experiments.ids import CALLED_PATTERN
-from experiments.outcomes import BlockState, TrialState
-from service.cli import completion
-from service.cli.output import err
-from service.errors import Ambiguous, NotFound
+from ablate.experiments.block_numbers import block_index, block_list, block_name
+from ablate.experiments.catalog.files import catalog_names, read_catalog_file
+from ablate.experiments.design.problems import nearest
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.ids import CALLED_PATTERN
+from ablate.experiments.outcomes import BlockState, TrialState
+from ablate.service.cli import completion
+from ablate.service.cli.output import err
+from ablate.service.errors import Ambiguous, NotFound
 
 if TYPE_CHECKING:
-    from service.client.api import Client
-    from service.schemas.ablations import TrialPublic
-    from service.schemas.submissions import SpecBody
+    from ablate.service.client.api import Client
+    from ablate.service.schemas.ablations import TrialPublic
+    from ablate.service.schemas.submissions import SpecBody
 
 ABLATION_NAMES = "its name, its id, a unique prefix of either, or `latest`"
 
@@ -113,7 +113,7 @@ def _commits(values: Sequence[str]) -> dict[str, str]:
 
 
 def _spec_of(argument: str, commits: Mapping[str, str]) -> "SpecBody":
-    from service.schemas.submissions import SpecBody
+    from ablate.service.schemas.submissions import SpecBody
 
     if argument == "-":
         return SpecBody.packed(sys.stdin.buffer.read(), commits=commits)

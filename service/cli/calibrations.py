@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from experiments.analysis.noise.calibrate import calibrations_of, join_calibrations
-from experiments.analysis.noise.calibration_file import calibration_file, read_calibration
-from experiments.analysis.statistics import dependence_of, percent, strength, widening
-from experiments.design.aa_spec import ADMITTING_BLOCKS
-from experiments.design.power import FEWER_BLOCKS, detectable_per_sd
-from experiments.documents import write_whole
-from experiments.errors import BundleError, ReceiptError, SpecProblem
-from experiments.records.bundle_files import is_bundle
-from experiments.records.calibration import Calibration
-from experiments.reporting import wording
-from service.cli.offline import read_bundle
+from ablate.experiments.analysis.noise.calibrate import calibrations_of, join_calibrations
+from ablate.experiments.analysis.noise.calibration_file import calibration_file, read_calibration
+from ablate.experiments.analysis.statistics import dependence_of, percent, strength, widening
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
+from ablate.experiments.design.power import FEWER_BLOCKS, detectable_per_sd
+from ablate.experiments.documents import write_whole
+from ablate.experiments.errors import BundleError, ReceiptError, SpecProblem
+from ablate.experiments.records.bundle_files import is_bundle
+from ablate.experiments.records.calibration import Calibration
+from ablate.experiments.reporting import wording
+from ablate.service.cli.offline import read_bundle
 
 if TYPE_CHECKING:
-    from service.schemas.nodes import CalibrationList, CalibrationPublic
+    from ablate.service.schemas.nodes import CalibrationList, CalibrationPublic
 
 _BLOCKS = (6, 20, 60)
 """Numbers of blocks whose detectable effect `ablate aa` prints."""

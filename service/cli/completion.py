@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
-from experiments.block_numbers import block_index, block_number
-from experiments.errors import ExperimentError
+from ablate.experiments.block_numbers import block_index, block_number
+from ablate.experiments.errors import ExperimentError
 
 if TYPE_CHECKING:
-    from service.client.api import Client
+    from ablate.service.client.api import Client
 
 LATEST = "latest"
 _NEWEST = 50
@@ -22,35 +22,35 @@ _NEWEST = 50
 
 def catalog(incomplete: str) -> list[str]:
     """Offer the catalog's specs. If none matches, the shell offers files."""
-    from experiments.catalog.files import catalog_names
+    from ablate.experiments.catalog.files import catalog_names
 
     return _matches(catalog_names(), incomplete)
 
 
 def gates(incomplete: str) -> list[str]:
     """Offer gates."""
-    from experiments.design.gates import GATES
+    from ablate.experiments.design.gates import GATES
 
     return _matches(GATES, incomplete)
 
 
 def recipes(incomplete: str) -> list[str]:
     """Offer recipes."""
-    from experiments.design.packages import recipe_names
+    from ablate.experiments.design.packages import recipe_names
 
     return _matches(recipe_names(), incomplete)
 
 
 def metrics(incomplete: str) -> list[str]:
     """Offer metrics."""
-    from experiments.design.metrics import METRICS
+    from ablate.experiments.design.metrics import METRICS
 
     return _matches(METRICS, incomplete)
 
 
 def node_classes(incomplete: str) -> list[str]:
     """Offer node classes."""
-    from kernels.backends import NODE_CLASSES
+    from ablate.kernels.backends import NODE_CLASSES
 
     return _matches(NODE_CLASSES, incomplete)
 
@@ -111,7 +111,7 @@ def _trials(client: "Client", incomplete: str) -> Iterator[str]:
 
 
 def _from_service(request: Callable[["Client"], Iterable[str]], incomplete: str) -> list[str]:
-    from service.client.api import Client, ClientError
+    from ablate.service.client.api import Client, ClientError
 
     try:
         with Client() as client:

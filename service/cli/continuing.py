@@ -7,16 +7,16 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
-from experiments.design.aa_spec import CONTENT_TYPE
-from experiments.design.load import load_values, spec_yaml
-from experiments.errors import SpecError, SpecProblem
-from experiments.reporting import wording
-from experiments.reporting.outlook import to_continue
-from service.cli.arguments import ablation_id
-from service.cli.output import err
-from service.client.api import Client
-from service.schemas.submissions import PlanPublic, SpecBody
+from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
+from ablate.experiments.design.aa_spec import CONTENT_TYPE
+from ablate.experiments.design.load import load_values, spec_yaml
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.outlook import to_continue
+from ablate.service.cli.arguments import ablation_id
+from ablate.service.cli.output import err
+from ablate.service.client.api import Client
+from ablate.service.schemas.submissions import PlanPublic, SpecBody
 
 
 def continued_spec(client: Client, name: str) -> SpecBody:

@@ -10,18 +10,18 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 from rich.markup import escape
 
-from experiments.analysis.verdicts import Verdict
-from experiments.outcomes import AblationState
-from service.cli import verdict_tables
-from service.cli.arguments import read_spec
-from service.cli.follow import follow
-from service.cli.output import err, problem_lines
-from service.client.api import Client, Refused
-from service.errors import StackError
-from service.schemas.ablations import AblationPublic
-from service.stack import control
-from service.stack.layout import Report, StackFiles
-from service.stack.state import StackState
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.outcomes import AblationState
+from ablate.service.cli import verdict_tables
+from ablate.service.cli.arguments import read_spec
+from ablate.service.cli.follow import follow
+from ablate.service.cli.output import err, problem_lines
+from ablate.service.client.api import Client, Refused
+from ablate.service.errors import StackError
+from ablate.service.schemas.ablations import AblationPublic
+from ablate.service.stack import control
+from ablate.service.stack.layout import Report, StackFiles
+from ablate.service.stack.state import StackState
 
 _PROJECTION_PATIENCE_S = 180.0
 

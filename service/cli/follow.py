@@ -19,19 +19,19 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from experiments.block_numbers import block_name
-from experiments.outcomes import AblationState, BlockState, ExitCode, TrialState
-from experiments.reporting import wording
-from service.cli import tables
-from service.cli.output import err, out, print_json_line
-from service.client.api import Client
-from service.lifecycle import OVER, EventKind
-from service.schemas.ablations import AblationPublic, Event, TrialPublic
-from service.schemas.nodes import NodePublic
-from service.schemas.submissions import AblationAccepted, SpecBody
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.outcomes import AblationState, BlockState, ExitCode, TrialState
+from ablate.experiments.reporting import wording
+from ablate.service.cli import tables
+from ablate.service.cli.output import err, out, print_json_line
+from ablate.service.client.api import Client
+from ablate.service.lifecycle import OVER, EventKind
+from ablate.service.schemas.ablations import AblationPublic, Event, TrialPublic
+from ablate.service.schemas.nodes import NodePublic
+from ablate.service.schemas.submissions import AblationAccepted, SpecBody
 
 if TYPE_CHECKING:
-    from experiments.analysis.verdicts import Verdict
+    from ablate.experiments.analysis.verdicts import Verdict
 
 _POLL_S = 0.5
 _REFRESH_S = 2.0
@@ -96,7 +96,7 @@ def _print_verdict(row: AblationPublic, verdict: "Verdict | None") -> None:
     if row.state == AblationState.FAILED:
         reason = row.answer or f"{wording.counted(row.blocks.failed, 'block')} could not run"
         out().print(f"{row.id} [red]failed[/]: {escape(reason)}; ablate show {row.id}")
-    from service.cli import verdict_tables  # slow to import, and only needed at the end
+    from ablate.service.cli import verdict_tables  # slow to import, and only needed at the end
 
     out().print(verdict_tables.verdict(verdict))
 

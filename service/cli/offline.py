@@ -8,27 +8,27 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from experiments.analysis.proposals import refuse_session_key
-from experiments.analysis.sizing import plan_spec
-from experiments.analysis.verdicts import Verdict
-from experiments.design.kinds.command import sent_code
-from experiments.design.load import parse_spec
-from experiments.design.plan import controlled, may_have_control
-from experiments.design.spec import AblationSpec
-from experiments.documents import write_whole
-from experiments.errors import BundleError, SpecError, SpecProblem
-from experiments.records.bundle import Bundle
-from experiments.records.bundle_files import read_bundle_files
-from experiments.records.bundle_reader import open_bundle
-from experiments.records.calibration import Calibration
-from experiments.records.circumstances import NOT_REGISTERED
-from experiments.records.plan_archive import SUFFIX, write_plan_archive
-from experiments.records.plan_file import PlanFile, carried_plan, make_plan_file, plan_file_text
-from experiments.reporting.view import bundle_view, judge_bundle
-from service.cli.output import out, print_json
-from service.client.api import Client
-from service.client.connection import Unreachable, names_service
-from service.schemas.submissions import SpecBody
+from ablate.experiments.analysis.proposals import refuse_session_key
+from ablate.experiments.analysis.sizing import plan_spec
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.kinds.command import sent_code
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import controlled, may_have_control
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.documents import write_whole
+from ablate.experiments.errors import BundleError, SpecError, SpecProblem
+from ablate.experiments.records.bundle import Bundle
+from ablate.experiments.records.bundle_files import read_bundle_files
+from ablate.experiments.records.bundle_reader import open_bundle
+from ablate.experiments.records.calibration import Calibration
+from ablate.experiments.records.circumstances import NOT_REGISTERED
+from ablate.experiments.records.plan_archive import SUFFIX, write_plan_archive
+from ablate.experiments.records.plan_file import PlanFile, carried_plan, make_plan_file, plan_file_text
+from ablate.experiments.reporting.view import bundle_view, judge_bundle
+from ablate.service.cli.output import out, print_json
+from ablate.service.client.api import Client
+from ablate.service.client.connection import Unreachable, names_service
+from ablate.service.schemas.submissions import SpecBody
 
 
 def read_bundle(path: Path) -> tuple[dict[str, bytes], Bundle]:
@@ -82,7 +82,7 @@ def write_plan(
         number = file.countersigned.family.number
         console.print(f"  counted  as asking {number} of its question, by service {file.countersigned.signature.key}")
     console.print(f"  run      ablate exec {escape(path.name)} --out bundle/    (on the node, in this version)")
-    console.print("  or       python -m workers.offline ...    (in a checkout, without installing)")
+    console.print("  or       python -m ablate.workers.offline ...    (in a checkout, without installing)")
 
 
 def _registered(file: PlanFile) -> PlanFile:
@@ -115,7 +115,7 @@ def judge(path: Path, calibrations: Sequence[Calibration] = ()) -> Verdict:
 
 def report(path: Path, calibrations: Sequence[Calibration] = ()) -> tuple[str, str]:
     """Return (ablation id, report page) of the bundle at `path`."""
-    from experiments.reporting.pages.report import render  # imports matplotlib
+    from ablate.experiments.reporting.pages.report import render  # imports matplotlib
 
     view = bundle_view(read_bundle(path)[1], calibrations)
     return view.ablation_id, render(view)

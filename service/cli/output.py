@@ -11,16 +11,16 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
 
-from experiments.errors import BundleError, ExperimentError, SpecError
-from experiments.outcomes import ExitCode
-from experiments.system.logs import UNSEEN, is_unicode, visible
-from service.errors import ServiceError
+from ablate.experiments.errors import BundleError, ExperimentError, SpecError
+from ablate.experiments.outcomes import ExitCode
+from ablate.experiments.system.logs import UNSEEN, is_unicode, visible
+from ablate.service.errors import ServiceError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from service.schemas.problems import Problem
-    from service.schemas.tokens import TokenSecret
+    from ablate.service.schemas.problems import Problem
+    from ablate.service.schemas.tokens import TokenSecret
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 StreamOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line for every event.")]
@@ -132,7 +132,7 @@ def guarded(command: Callable[_P, _T]) -> Callable[_P, _T]:
         except BrokenPipeError:  # the reader of our output has closed it, so the program ends quietly
             raise
         except Exception as error:
-            from service.client.connection import ClientError
+            from ablate.service.client.connection import ClientError
 
             if not isinstance(error, ClientError | ExperimentError | ServiceError | OSError):
                 raise
@@ -144,8 +144,8 @@ def guarded(command: Callable[_P, _T]) -> Callable[_P, _T]:
 
 def problem_of(error: Exception) -> "Problem":
     """Return an error as a problem document."""
-    from service.client.connection import ClientError
-    from service.schemas.problems import Problem, ProblemDetail
+    from ablate.service.client.connection import ClientError
+    from ablate.service.schemas.problems import Problem, ProblemDetail
 
     if isinstance(error, ClientError):
         return error.problem

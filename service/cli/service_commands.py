@@ -1,9 +1,9 @@
-"""Commands that talk to a service, one module each in `service.cli.commands`, imported only when asked for."""
+"""Commands that talk to a service, one module each in `ablate.service.cli.commands`, imported only when asked for."""
 
 import typer
 
-from experiments.system.command_groups import commands_in
-from service.cli import commands
+from ablate.experiments.system.command_groups import commands_in
+from ablate.service.cli import commands
 
 app = typer.Typer(cls=commands_in(commands))
 

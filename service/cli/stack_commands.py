@@ -7,15 +7,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.outcomes import ExitCode
-from experiments.reporting import wording
-from experiments.reporting.terminal.terminal_table import TerminalTable, names, numbers, texts
-from service.cli.output import JsonOption, err, guarded, out, print_json
-from service.settings import get_settings
-from service.stack import control
-from service.stack.layout import StackFiles, home_files
-from service.stack.parts import NO_WORKER
-from service.stack.state import PartPhase, StackState
+from ablate.experiments.outcomes import ExitCode
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, names, numbers, texts
+from ablate.service.cli.output import JsonOption, err, guarded, out, print_json
+from ablate.service.settings import get_settings
+from ablate.service.stack import control
+from ablate.service.stack.layout import StackFiles, home_files
+from ablate.service.stack.parts import NO_WORKER
+from ablate.service.stack.state import PartPhase, StackState
 
 app = typer.Typer()
 
@@ -92,7 +92,7 @@ def status(as_json: JsonOption = False) -> None:
 @guarded
 def backup(file: Annotated[Path, typer.Argument(help="The new file.")], as_json: JsonOption = False) -> None:
     """Copy the database of this home to a new file. The stack may be running."""
-    from service.stack.backup import back_up  # imports SQLAlchemy
+    from ablate.service.stack.backup import back_up  # imports SQLAlchemy
 
     size = back_up(get_settings().sqlalchemy_url, file)
     if as_json:
@@ -117,7 +117,7 @@ def restore(
 
     Tokens and keys that were revoked since the backup are valid again, and are listed, unless --keep-revocations.
     """
-    from service.stack.backup import restore as put_back
+    from ablate.service.stack.backup import restore as put_back
 
     previous, revived = put_back(get_settings().sqlalchemy_url, file, home_files(), keep_revocations=keep_revocations)
     if as_json:
@@ -139,7 +139,7 @@ def restore(
 @guarded
 def demo(as_json: JsonOption = False) -> None:
     """Run the catalog ablation `demo` from end to end: stack, live progress, verdict, report, MLflow."""
-    from service.cli.demo import run_demo
+    from ablate.service.cli.demo import run_demo
 
     summary = run_demo(home_files(), print_progress)
     if as_json:
@@ -173,8 +173,8 @@ def _print_addresses(console: Console, api: str, mlflow: str) -> None:
 
 
 def _up_in_foreground(files: StackFiles, *, with_worker: bool) -> None:
-    from service.stack.parts import check_installed
-    from service.stack.supervisor import supervise
+    from ablate.service.stack.parts import check_installed
+    from ablate.service.stack.supervisor import supervise
 
     check_installed(with_worker=with_worker)
     control.clean_stale(files, print_progress)
@@ -195,7 +195,7 @@ def _failed_checks(state: StackState) -> dict[str, str]:
     """Return the failed checks of the API by name, with their reasons."""
     import httpx
 
-    from experiments.system.http_clients import http_client, reason
+    from ablate.experiments.system.http_clients import http_client, reason
 
     try:
         with http_client(state.api_url, timeout=_CHECKS_S) as client:

@@ -9,16 +9,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from experiments.block_numbers import block_number, place_number
-from experiments.design.power import FEWER_BLOCKS
-from experiments.outcomes import AblationState, TrialState
-from experiments.reporting import wording
-from experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
+from ablate.experiments.block_numbers import block_number, place_number
+from ablate.experiments.design.power import FEWER_BLOCKS
+from ablate.experiments.outcomes import AblationState, TrialState
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
 
 if TYPE_CHECKING:
-    from service.schemas.ablations import AblationPublic, TrialPublic
-    from service.schemas.nodes import CalibrationList, NodePublic, NodeRuns
-    from service.schemas.submissions import NodeClassAnswer, PlanPublic
+    from ablate.service.schemas.ablations import AblationPublic, TrialPublic
+    from ablate.service.schemas.nodes import CalibrationList, NodePublic, NodeRuns
+    from ablate.service.schemas.submissions import NodeClassAnswer, PlanPublic
 
 _STATE_COLOURS: dict[str, str] = {
     AblationState.COMPLETED: "green",

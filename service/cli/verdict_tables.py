@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
-from experiments.analysis.verdicts import Verdict
-from experiments.reporting.sentences import broken_attempts, origin_problems, registration, signers
-from experiments.reporting.table import Cell, Tone
-from experiments.reporting.table import Table as LaidOutTable
-from experiments.reporting.terminal.terminal_table import Kind, TerminalColumn, TerminalTable, names, texts
-from experiments.reporting.verdict_cells import requirement
-from experiments.reporting.verdict_layout import lay_out
-from service.cli.tables import facts
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.reporting.sentences import broken_attempts, origin_problems, registration, signers
+from ablate.experiments.reporting.table import Cell, Tone
+from ablate.experiments.reporting.table import Table as LaidOutTable
+from ablate.experiments.reporting.terminal.terminal_table import Kind, TerminalColumn, TerminalTable, names, texts
+from ablate.experiments.reporting.verdict_cells import requirement
+from ablate.experiments.reporting.verdict_layout import lay_out
+from ablate.service.cli.tables import facts
 
 if TYPE_CHECKING:
-    from experiments.analysis.published import PublishedTable, PublishedVerdict
+    from ablate.experiments.analysis.published import PublishedTable, PublishedVerdict
 
 _COLOURS: dict[Tone, str] = {
     Tone.GOOD: "green",
@@ -42,7 +42,7 @@ def verdict(verdict: Verdict) -> RenderableType:
 
 def between(verdict: Verdict) -> list[RenderableType]:
     """Return the table of the variants against each other, with its note; nothing for a single variant."""
-    from experiments.reporting.between import between_variants  # imports scipy, which other answers do not need
+    from ablate.experiments.reporting.between import between_variants  # imports scipy, which other answers do not need
 
     table = between_variants(verdict)
     return [Group(_table(table, title=table.title), f"[dim]{escape(table.note)}[/]")] if table.rows else []

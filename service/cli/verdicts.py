@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.errors import SpecError, SpecProblem
-from experiments.ids import COMMIT_LABEL
-from experiments.outcomes import EXIT_CODES, Decision, ExitCode, Required
-from experiments.records.bundle_files import is_bundle
-from service.cli.arguments import ablation_id
-from service.client.api import Client
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.ids import COMMIT_LABEL
+from ablate.experiments.outcomes import EXIT_CODES, Decision, ExitCode, Required
+from ablate.experiments.records.bundle_files import is_bundle
+from ablate.service.cli.arguments import ablation_id
+from ablate.service.client.api import Client
 
 if TYPE_CHECKING:
-    from experiments.analysis.verdicts import VariantVerdict, Verdict
-    from experiments.reporting.terminal.markdown import Asked
+    from ablate.experiments.analysis.verdicts import VariantVerdict, Verdict
+    from ablate.experiments.reporting.terminal.markdown import Asked
 
 RequireOption = Annotated[
     Required | None,
@@ -46,8 +46,8 @@ def exit_code(variants: "Sequence[VariantVerdict]", require: Required | None) ->
 def verdict_of(subject: str, calibrations: Sequence[Path] | None = None) -> "Verdict":
     """Return the verdict of an ablation of the service, or of a bundle, which is judged here with `calibrations`."""
     if is_bundle(Path(subject)):
-        from service.cli import offline
-        from service.cli.calibrations import read_calibrations
+        from ablate.service.cli import offline
+        from ablate.service.cli.calibrations import read_calibrations
 
         return offline.judge(Path(subject), read_calibrations(calibrations))
     reject_calibrations(calibrations)
@@ -57,7 +57,7 @@ def verdict_of(subject: str, calibrations: Sequence[Path] | None = None) -> "Ver
 
 def asked_of(subject: str) -> "Asked | None":
     """Return the question, commits and links of an ablation of the service; None for a bundle, which has no page."""
-    from experiments.reporting.terminal.markdown import Asked
+    from ablate.experiments.reporting.terminal.markdown import Asked
 
     if is_bundle(Path(subject)):
         return None
@@ -73,8 +73,8 @@ def asked_of(subject: str) -> "Asked | None":
 def report_of(subject: str, calibrations: Sequence[Path] | None = None) -> tuple[str, str]:
     """Return (ablation id, report page) of an ablation of the service, or of a bundle, whose page is made here."""
     if is_bundle(Path(subject)):
-        from service.cli import offline
-        from service.cli.calibrations import read_calibrations
+        from ablate.service.cli import offline
+        from ablate.service.cli.calibrations import read_calibrations
 
         return offline.report(Path(subject), read_calibrations(calibrations))
     reject_calibrations(calibrations)

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from experiments.ids import id_pattern
-from experiments.outcomes import AblationState
-from service.client.connection import PAUSE_S, ClientError, Connection, Refused, Unreachable, checked, parsed
-from service.lifecycle import OVER, EventKind
-from service.schemas.ablations import AblationPublic, BlockPublic, Event, TrialPublic
-from service.schemas.problems import Problem
+from ablate.experiments.ids import id_pattern
+from ablate.experiments.outcomes import AblationState
+from ablate.service.client.connection import PAUSE_S, ClientError, Connection, Refused, Unreachable, checked, parsed
+from ablate.service.lifecycle import OVER, EventKind
+from ablate.service.schemas.ablations import AblationPublic, BlockPublic, Event, TrialPublic
+from ablate.service.schemas.problems import Problem
 
 if TYPE_CHECKING:
-    from experiments.analysis.verdicts import Verdict
-    from experiments.records.code_archive import PackedCode
-    from experiments.records.plan_file import PlanFile
-    from experiments.records.receipt_check import SignedReceipt
-    from service.schemas.share_links import ShareLink, ShareLinkPublic
-    from service.schemas.submissions import AblationAccepted, CodeShared, ImportPublic, PlanPublic, SpecBody
+    from ablate.experiments.analysis.verdicts import Verdict
+    from ablate.experiments.records.code_archive import PackedCode
+    from ablate.experiments.records.plan_file import PlanFile
+    from ablate.experiments.records.receipt_check import SignedReceipt
+    from ablate.service.schemas.share_links import ShareLink, ShareLinkPublic
+    from ablate.service.schemas.submissions import AblationAccepted, CodeShared, ImportPublic, PlanPublic, SpecBody
 
 _STREAM_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
 _WATCH_PATIENCE_S = 60.0
@@ -50,7 +50,7 @@ class Ablations:
 
     def plan(self, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]") -> "PlanPublic":
         """Return the plan of a spec, a mapping or the path of a file, without running it."""
-        from service.schemas.submissions import PlanPublic, SpecBody
+        from ablate.service.schemas.submissions import PlanPublic, SpecBody
 
         body = SpecBody.of(spec)
         answer = self._connection.call(
@@ -62,7 +62,7 @@ class Ablations:
         self, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]", *, idempotency_key: str | None = None
     ) -> "AblationAccepted":
         """Submit a spec, a mapping or the path of a file; the same key and spec give the same ablation."""
-        from service.schemas.submissions import AblationAccepted, SpecBody
+        from ablate.service.schemas.submissions import AblationAccepted, SpecBody
 
         body = SpecBody.of(spec)
         self.send_code(body.archives)
@@ -72,7 +72,7 @@ class Ablations:
 
     def send_code(self, archives: "Sequence[PackedCode]") -> None:
         """Send the archives that the service lacks."""
-        from service.schemas.submissions import CodeMissing
+        from ablate.service.schemas.submissions import CodeMissing
 
         if not archives:
             return
@@ -95,7 +95,7 @@ class Ablations:
 
         The service trusts the keys in `trust` from now on. `unsigned` allows files without a signature.
         """
-        from service.schemas.submissions import ImportPublic
+        from ablate.service.schemas.submissions import ImportPublic
 
         answer = self._connection.call(
             "POST",
@@ -108,8 +108,8 @@ class Ablations:
 
     def register_plan(self, file: "PlanFile") -> "PlanFile":
         """Count a plan's questions as asked from now on; return the plan with the service's countersignature."""
-        from experiments.records.plan_file import plan_file_text
-        from service.schemas.submissions import PlanRegistered
+        from ablate.experiments.records.plan_file import plan_file_text
+        from ablate.service.schemas.submissions import PlanRegistered
 
         content, headers = plan_file_text(file), {"Content-Type": "application/json"}
         answer = self._connection.call("POST", "/v1/plans:register", content=content, headers=headers)
@@ -183,25 +183,25 @@ class Ablations:
 
     def share(self, ablation_id: str, *, hours: float) -> "ShareLink":
         """Return a new link that shows the report to anybody for some hours."""
-        from service.schemas.share_links import ShareLink
+        from ablate.service.schemas.share_links import ShareLink
 
         return self._connection.post_once(f"/v1/ablations/{ablation_id}:share", ShareLink, {"hours": hours})
 
     def share_code(self, ablation_id: str, *, name: str) -> "CodeShared":
         """Let the token `name` submit with the code of an ablation; return what it could not use before."""
-        from service.schemas.submissions import CodeShared
+        from ablate.service.schemas.submissions import CodeShared
 
         return self._connection.post(f"/v1/ablations/{ablation_id}:share-code", CodeShared, {"name": name})
 
     def shares(self, ablation_id: str) -> "Sequence[ShareLinkPublic]":
         """Return the share links of an ablation, newest first."""
-        from service.schemas.share_links import ShareLinkList
+        from ablate.service.schemas.share_links import ShareLinkList
 
         return self._connection.get(f"/v1/ablations/{ablation_id}/shares", ShareLinkList).items
 
     def end_share(self, ablation_id: str, share_id: str) -> "Sequence[ShareLinkPublic]":
         """End a share link now; return all links of the ablation."""
-        from service.schemas.share_links import ShareLinkList
+        from ablate.service.schemas.share_links import ShareLinkList
 
         return self._connection.post(f"/v1/ablations/{ablation_id}/shares/{share_id}:revoke", ShareLinkList).items
 
@@ -212,13 +212,13 @@ class Ablations:
 
     def verdict(self, ablation_id: str) -> "Verdict":
         """Return the verdict. Raises Refused (409) before there is one."""
-        from experiments.analysis.verdicts import Verdict
+        from ablate.experiments.analysis.verdicts import Verdict
 
         return self._connection.get(f"/v1/ablations/{ablation_id}/verdict", Verdict)
 
     def spec(self, ablation_id: str) -> "SpecBody":
         """Return the spec as it was submitted."""
-        from service.schemas.submissions import SpecBody, SpecText
+        from ablate.service.schemas.submissions import SpecBody, SpecText
 
         spec = self._connection.get(f"/v1/ablations/{ablation_id}/spec", SpecText)
         return SpecBody(content=spec.text.encode(), content_type=spec.content_type)
@@ -310,7 +310,7 @@ class Trials:
 
     def receipt(self, trial_id: str) -> "SignedReceipt":
         """Return the receipt of a trial with its block's signature. Raises Refused before there is one."""
-        from experiments.records.receipt_check import SignedReceipt
+        from ablate.experiments.records.receipt_check import SignedReceipt
 
         return self._connection.get(f"/v1/trials/{trial_id}/receipt", SignedReceipt)
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from service.client.connection import Connection, named, parsed
-from service.schemas.nodes import KeyList, NodeList, NodePublic
-from service.schemas.notifications import NotificationList, NotificationMade, NotificationPublic
-from service.schemas.tokens import Identity, SignInLink, TokenList, TokenPublic, TokenSecret
+from ablate.service.client.connection import Connection, named, parsed
+from ablate.service.schemas.nodes import KeyList, NodeList, NodePublic
+from ablate.service.schemas.notifications import NotificationList, NotificationMade, NotificationPublic
+from ablate.service.schemas.tokens import Identity, SignInLink, TokenList, TokenPublic, TokenSecret
 
 
 class NodeStates:

@@ -9,19 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from experiments.analysis.noise.history_series import HistorySeries
-    from experiments.design.listings import GatePublic, RecipePublic
-    from experiments.system.http_clients import HomeStack
-    from service.client.ablations import Ablations, StillRunning, Trials
-    from service.client.access import Keys, NodeKeys, NodeStates, Notifications, Tokens
-    from service.client.connection import ClientError, Connection, Refused, ServiceFailed, Unreachable
-    from service.client.sessions import Sessions
-    from service.schemas.nodes import CalibrationList, NodePublic
+    from ablate.experiments.analysis.noise.history_series import HistorySeries
+    from ablate.experiments.design.listings import GatePublic, RecipePublic
+    from ablate.experiments.system.http_clients import HomeStack
+    from ablate.service.client.ablations import Ablations, StillRunning, Trials
+    from ablate.service.client.access import Keys, NodeKeys, NodeStates, Notifications, Tokens
+    from ablate.service.client.connection import ClientError, Connection, Refused, ServiceFailed, Unreachable
+    from ablate.service.client.sessions import Sessions
+    from ablate.service.schemas.nodes import CalibrationList, NodePublic
 
 __all__ = ["Client", "ClientError", "Refused", "ServiceFailed", "StillRunning", "Unreachable"]
 _ELSEWHERE = {
-    "StillRunning": "service.client.ablations",
-    **dict.fromkeys(("ClientError", "Refused", "ServiceFailed", "Unreachable"), "service.client.connection"),
+    "StillRunning": "ablate.service.client.ablations",
+    **dict.fromkeys(("ClientError", "Refused", "ServiceFailed", "Unreachable"), "ablate.service.client.connection"),
 }
 
 
@@ -45,7 +45,7 @@ class Client:
 
     @cached_property
     def _connection(self) -> "Connection":
-        from service.client.connection import connection_to
+        from ablate.service.client.connection import connection_to
 
         return connection_to(*self._target)
 
@@ -68,70 +68,70 @@ class Client:
     @cached_property
     def ablations(self) -> "Ablations":
         """Calls about ablations."""
-        from service.client.ablations import Ablations
+        from ablate.service.client.ablations import Ablations
 
         return Ablations(self._connection)
 
     @cached_property
     def trials(self) -> "Trials":
         """Calls about trials."""
-        from service.client.ablations import Trials
+        from ablate.service.client.ablations import Trials
 
         return Trials(self._connection)
 
     @cached_property
     def sessions(self) -> "Sessions":
         """Calls about sessions, which try many proposals under one error budget."""
-        from service.client.sessions import Sessions
+        from ablate.service.client.sessions import Sessions
 
         return Sessions(self._connection, self.ablations)
 
     @cached_property
     def keys(self) -> "Keys":
         """Calls about the signing keys of nodes."""
-        from service.client.access import Keys
+        from ablate.service.client.access import Keys
 
         return Keys(self._connection)
 
     @cached_property
     def notifications(self) -> "Notifications":
         """Calls about messages at the end of this token's ablations."""
-        from service.client.access import Notifications
+        from ablate.service.client.access import Notifications
 
         return Notifications(self._connection)
 
     @cached_property
     def tokens(self) -> "Tokens":
         """Calls about tokens."""
-        from service.client.access import Tokens
+        from ablate.service.client.access import Tokens
 
         return Tokens(self._connection)
 
     @cached_property
     def node_keys(self) -> "NodeKeys":
         """Calls about the keys with which workers authenticate as their nodes."""
-        from service.client.access import NodeKeys
+        from ablate.service.client.access import NodeKeys
 
         return NodeKeys(self._connection)
 
     @cached_property
     def node_states(self) -> "NodeStates":
         """Calls that stop and resume nodes."""
-        from service.client.access import NodeStates
+        from ablate.service.client.access import NodeStates
 
         return NodeStates(self._connection)
 
     def gates(self) -> "list[GatePublic]":
         """Return every gate."""
-        from experiments.design.listings import GatePublic
-        from service.client.connection import parsed
+        from ablate.experiments.design.listings import GatePublic
+        from ablate.service.client.connection import parsed
 
         return parsed(list[GatePublic], self._connection.call("GET", "/v1/gates"))
 
     def recipes(self) -> "list[RecipePublic]":
         """Return every recipe that the service has."""
-        from experiments.design.listings import RecipePublic
-        from service.client.connection import parsed
+        from ablate.experiments.design.listings import RecipePublic
+        from ablate.service.client.connection import parsed
 
         return parsed(list[RecipePublic], self._connection.call("GET", "/v1/recipes"))
 
@@ -139,20 +139,20 @@ class Client:
         self, recipe: str, *, metric: str = "tokens_per_s", node_class: str | None = None
     ) -> "list[HistorySeries]":
         """Return the baselines of a recipe over time, one series for every configuration and device."""
-        from experiments.analysis.noise.history_series import HistorySeries
-        from service.client.connection import parsed
+        from ablate.experiments.analysis.noise.history_series import HistorySeries
+        from ablate.service.client.connection import parsed
 
         params = {"metric": metric, **({"node_class": node_class} if node_class else {})}
         return parsed(list[HistorySeries], self._connection.call("GET", f"/v1/history/{recipe}", params=params))
 
     def calibrations(self) -> "CalibrationList":
         """Return the calibrations of the nodes and the service's own rate of false verdicts."""
-        from service.schemas.nodes import CalibrationList
+        from ablate.service.schemas.nodes import CalibrationList
 
         return self._connection.get("/v1/calibrations", CalibrationList)
 
     def nodes(self) -> "list[NodePublic]":
         """Return the nodes that have registered."""
-        from service.schemas.nodes import NodeList
+        from ablate.service.schemas.nodes import NodeList
 
         return self._connection.get("/v1/nodes", NodeList).items

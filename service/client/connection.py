@@ -8,11 +8,11 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter
 
-from experiments.errors import BadSetting
-from experiments.system.http_clients import HomeStack, home_stack, http_client, reason, redirect_hint
-from experiments.system.setting_values import checked_secret, http_address, shown
-from service.client.settings import get_client_settings
-from service.schemas.problems import Problem
+from ablate.experiments.errors import BadSetting
+from ablate.experiments.system.http_clients import HomeStack, home_stack, http_client, reason, redirect_hint
+from ablate.experiments.system.setting_values import checked_secret, http_address, shown
+from ablate.service.client.settings import get_client_settings
+from ablate.service.schemas.problems import Problem
 
 PAUSE_S = 0.5
 _TIMEOUT = httpx.Timeout(30.0, connect=3.0)

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from service.client.connection import Connection, named, parsed
-from service.schemas.sessions import ProposalAccepted, ProposalPublic, SessionList, SessionPath, SessionPublic
+from ablate.service.client.connection import Connection, named, parsed
+from ablate.service.schemas.sessions import ProposalAccepted, ProposalPublic, SessionList, SessionPath, SessionPublic
 
 if TYPE_CHECKING:
-    from service.client.ablations import Ablations
-    from service.schemas.submissions import SpecBody
+    from ablate.service.client.ablations import Ablations
+    from ablate.service.schemas.submissions import SpecBody
 
 
 class Sessions:
@@ -36,7 +36,7 @@ class Sessions:
         return parsed(ProposalAccepted, self._send("/v1/sessions/{name}:try", name, spec, key))
 
     def _send(self, route: str, name: str, spec: Any, headers: Mapping[str, str]) -> Any:
-        from service.schemas.submissions import SpecBody
+        from ablate.service.schemas.submissions import SpecBody
 
         body = SpecBody.of(spec)
         self._ablations.send_code(body.archives)

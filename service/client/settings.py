@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from experiments.documents import settings_problems
-from experiments.errors import BadSetting
-from experiments.system.setting_values import PREFIX, Secret, ServiceAddress, is_loopback, read_secret
+from ablate.experiments.documents import settings_problems
+from ablate.experiments.errors import BadSetting
+from ablate.experiments.system.setting_values import PREFIX, Secret, ServiceAddress, is_loopback, read_secret
 
 
 def _absolute(path: Path) -> Path:

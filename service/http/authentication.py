@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy import Row
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
-from service.errors import ConfigurationError, NameTaken, TooManyRequests, Unauthorized
-from service.principals import Principal, Scope
-from service.settings import ServiceSettings, generated_secret
-from service.store.access import tokens
-from service.store.session import Store
+from ablate.service.errors import ConfigurationError, NameTaken, TooManyRequests, Unauthorized
+from ablate.service.principals import Principal, Scope
+from ablate.service.settings import ServiceSettings, generated_secret
+from ablate.service.store.access import tokens
+from ablate.service.store.session import Store
 
 CACHE_S = 10.0
 """A revoked secret may stay valid for this long in API processes other than the one that revoked it."""

@@ -12,16 +12,16 @@ from fastapi.security import HTTPBearer
 from pydantic_core import from_json
 from starlette.convertors import Convertor, register_url_convertor
 
-from experiments.design.load import CONTENT_TYPES
-from experiments.errors import SpecProblem
-from experiments.ids import id_pattern
-from service.errors import Forbidden, Invalid, UnsupportedMediaType
-from service.http.authentication import Authenticator, RateLimiter
-from service.principals import Principal, Scope
-from service.queue.wake_ups import WakePublisher
-from service.schemas.submissions import SpecBody
-from service.settings import ServiceSettings
-from service.store.session import LONG_AT_ONCE, WORKERS_AT_ONCE, Store
+from ablate.experiments.design.load import CONTENT_TYPES
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.ids import id_pattern
+from ablate.service.errors import Forbidden, Invalid, UnsupportedMediaType
+from ablate.service.http.authentication import Authenticator, RateLimiter
+from ablate.service.principals import Principal, Scope
+from ablate.service.queue.wake_ups import WakePublisher
+from ablate.service.schemas.submissions import SpecBody
+from ablate.service.settings import ServiceSettings
+from ablate.service.store.session import LONG_AT_ONCE, WORKERS_AT_ONCE, Store
 
 _bearer = HTTPBearer(auto_error=False, description="A token of scope read, submit, operate or admin, or a node's key.")
 

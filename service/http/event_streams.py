@@ -18,16 +18,16 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from sqlalchemy import Row
 from sqlalchemy.exc import SQLAlchemyError
 
-from experiments.outcomes import AblationState
-from service.errors import ServiceError, TooManyRequests, Unavailable
-from service.http.serializers import event_public
-from service.lifecycle import OVER, EventKind
-from service.principals import Principal
-from service.schemas.ablations import Event
-from service.store.ablations.ablations import check_exists, ending, events_after, last_event
-from service.store.ablations.logs import read_log
-from service.store.session import Store
-from service.store.tables import rfc3339
+from ablate.experiments.outcomes import AblationState
+from ablate.service.errors import ServiceError, TooManyRequests, Unavailable
+from ablate.service.http.serializers import event_public
+from ablate.service.lifecycle import OVER, EventKind
+from ablate.service.principals import Principal
+from ablate.service.schemas.ablations import Event
+from ablate.service.store.ablations.ablations import check_exists, ending, events_after, last_event
+from ablate.service.store.ablations.logs import read_log
+from ablate.service.store.session import Store
+from ablate.service.store.tables import rfc3339
 
 log = logging.getLogger(__name__)
 

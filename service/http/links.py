@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from experiments.reporting.mlflow.views import ABLATIONS, SavedView
+from ablate.experiments.reporting.mlflow.views import ABLATIONS, SavedView
 
 TRAINING = "workflowType=machine_learning"
 _root: ContextVar[str] = ContextVar("root", default="")

@@ -11,18 +11,18 @@ from prometheus_client.registry import Collector
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from experiments.records.calibration import Ledger
-from service.http.readiness import SharedAnswer
-from service.http.serializers import silent_limit_s
-from service.schemas.public import DependencyCheck
-from service.settings import ServiceSettings
-from service.store import leaders, outbox
-from service.store.ablations import code_archives
-from service.store.ablations.ablations import count_by_state
-from service.store.nodes import nodes
-from service.store.nodes.calibrations import read_ledger
-from service.store.session import Store
-from service.store.tables import ablations, attempts, blocks
+from ablate.experiments.records.calibration import Ledger
+from ablate.service.http.readiness import SharedAnswer
+from ablate.service.http.serializers import silent_limit_s
+from ablate.service.schemas.public import DependencyCheck
+from ablate.service.settings import ServiceSettings
+from ablate.service.store import leaders, outbox
+from ablate.service.store.ablations import code_archives
+from ablate.service.store.ablations.ablations import count_by_state
+from ablate.service.store.nodes import nodes
+from ablate.service.store.nodes.calibrations import read_ledger
+from ablate.service.store.session import Store
+from ablate.service.store.tables import ablations, attempts, blocks
 
 log = logging.getLogger(__name__)
 

@@ -15,15 +15,15 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from experiments.ids import new_id
-from experiments.system.logs import requested_by
-from service.errors import Unauthorized
-from service.http import problems
-from service.http.authentication import Authenticator
-from service.http.links import inner_path, served_below
-from service.http.metrics import observe_request
-from service.principals import Principal, Scope
-from service.settings import ServiceSettings
+from ablate.experiments.ids import new_id
+from ablate.experiments.system.logs import requested_by
+from ablate.service.errors import Unauthorized
+from ablate.service.http import problems
+from ablate.service.http.authentication import Authenticator
+from ablate.service.http.links import inner_path, served_below
+from ablate.service.http.metrics import observe_request
+from ablate.service.principals import Principal, Scope
+from ablate.service.settings import ServiceSettings
 
 HttpScope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -6,10 +6,10 @@ import yaml
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from experiments.design.spec import ablation_json_schema
-from service.http.links import below
-from service.schemas.ablations import Event, LogPiece, StreamEnd
-from service.schemas.problems import Problem
+from ablate.experiments.design.spec import ablation_json_schema
+from ablate.service.http.links import below
+from ablate.service.schemas.ablations import Event, LogPiece, StreamEnd
+from ablate.service.schemas.problems import Problem
 
 DESCRIPTION = """Submit an ablation, watch it, and read its verdict.
 

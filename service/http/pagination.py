@@ -9,9 +9,9 @@ from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from sqlalchemy import Connection, Row
 
-from service.http.responses import document
-from service.schemas.public import Item, Page
-from service.store.session import Store
+from ablate.service.http.responses import document
+from ablate.service.schemas.public import Item, Page
+from ablate.service.store.session import Store
 
 Key = TypeVar("Key", bound=tuple[str | int, ...])
 

@@ -13,14 +13,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from experiments.design.problems import listed, nearest, shown
-from experiments.errors import SpecError, SpecProblem
-from experiments.ids import RULES
-from experiments.records.messages import PROBLEM_TYPES
-from experiments.system.logs import requested_by
-from service.errors import Invalid, MissingIdempotencyKey, ServiceError, Unavailable, title_of
-from service.schemas.problems import Problem, ProblemDetail
-from service.store.session import is_cut_off, is_read_only
+from ablate.experiments.design.problems import listed, nearest, shown
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.ids import RULES
+from ablate.experiments.records.messages import PROBLEM_TYPES
+from ablate.experiments.system.logs import requested_by
+from ablate.service.errors import Invalid, MissingIdempotencyKey, ServiceError, Unavailable, title_of
+from ablate.service.schemas.problems import Problem, ProblemDetail
+from ablate.service.store.session import is_cut_off, is_read_only
 
 log = logging.getLogger(__name__)
 

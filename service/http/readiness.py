@@ -13,16 +13,16 @@ import httpx
 from kombu.exceptions import OperationalError
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from experiments.ids import new_id
-from experiments.reporting import wording
-from experiments.system.http_clients import http_client, reason, redirect_hint
-from experiments.system.setting_values import without_credentials
-from experiments.system.wake import celery_app
-from service.lifecycle import PROJECTIONS
-from service.schemas.public import DependencyCheck, Readiness
-from service.settings import ServiceSettings
-from service.store import leaders, outbox
-from service.store.session import Store
+from ablate.experiments.ids import new_id
+from ablate.experiments.reporting import wording
+from ablate.experiments.system.http_clients import http_client, reason, redirect_hint
+from ablate.experiments.system.setting_values import without_credentials
+from ablate.experiments.system.wake import celery_app
+from ablate.service.lifecycle import PROJECTIONS
+from ablate.service.schemas.public import DependencyCheck, Readiness
+from ablate.service.settings import ServiceSettings
+from ablate.service.store import leaders, outbox
+from ablate.service.store.session import Store
 
 FRESH_S = 2.0
 PATIENCE_S = 3.0
@@ -149,7 +149,7 @@ def _background(store: Store, lease_s: float) -> str:
     with store.read() as connection:
         leads = leaders.has_leader(connection, lease_s=lease_s)
     if not leads:
-        raise _Failed("no background process leads; start `python -m service.background.main`, or read its log")
+        raise _Failed("no background process leads; start `python -m ablate.service.background.main`, or read its log")
     return "a background process leads"
 
 

@@ -8,10 +8,10 @@ from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
-from experiments.records.messages import PROBLEM_TYPES
-from service.errors import title_of
-from service.http.problems import MEDIA_TYPE
-from service.schemas.problems import Problem, ProblemDetail
+from ablate.experiments.records.messages import PROBLEM_TYPES
+from ablate.service.errors import title_of
+from ablate.service.http.problems import MEDIA_TYPE
+from ablate.service.schemas.problems import Problem, ProblemDetail
 
 _EXAMPLES: dict[int, tuple[str, str]] = {
     400: (

@@ -6,18 +6,18 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from experiments.analysis.noise.admission import mending_command
-from experiments.design.plan import Plan
-from experiments.design.power import FEWEST_BLOCKS, alpha_of, detectable_per_sd, level_shares
-from experiments.design.spec import AblationSpec
-from experiments.outcomes import AblationState, TrialState
-from experiments.records.calibration import Sizing
-from experiments.records.circumstances import Family
-from experiments.records.messages import NodeRegistration
-from service.http import links
-from service.http.links import below
-from service.queue.waiting import Waiting
-from service.schemas.ablations import (
+from ablate.experiments.analysis.noise.admission import mending_command
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.power import FEWEST_BLOCKS, alpha_of, detectable_per_sd, level_shares
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.outcomes import AblationState, TrialState
+from ablate.experiments.records.calibration import Sizing
+from ablate.experiments.records.circumstances import Family
+from ablate.experiments.records.messages import NodeRegistration
+from ablate.service.http import links
+from ablate.service.http.links import below
+from ablate.service.queue.waiting import Waiting
+from ablate.service.schemas.ablations import (
     AblationPublic,
     BlockCounts,
     BlockPublic,
@@ -27,13 +27,13 @@ from service.schemas.ablations import (
     TrialCounts,
     TrialPublic,
 )
-from service.schemas.nodes import KeyPublic, NodePublic
-from service.schemas.submissions import AblationAccepted, AskingPublic, NodeClassAnswer, PlanPublic
-from service.schemas.tokens import SecretPublic, TokenPublic
-from service.settings import ServiceSettings
-from service.store.ablations.plan_cost import warnings_of
-from service.store.ablations.quotas import Minutes
-from service.store.tables import rfc3339
+from ablate.service.schemas.nodes import KeyPublic, NodePublic
+from ablate.service.schemas.submissions import AblationAccepted, AskingPublic, NodeClassAnswer, PlanPublic
+from ablate.service.schemas.tokens import SecretPublic, TokenPublic
+from ablate.service.settings import ServiceSettings
+from ablate.service.store.ablations.plan_cost import warnings_of
+from ablate.service.store.ablations.quotas import Minutes
+from ablate.service.store.tables import rfc3339
 
 
 def links_of(ablation_id: str) -> Links:

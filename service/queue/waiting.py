@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row
 
-from experiments.block_numbers import block_name
-from experiments.design.plan import Plan
-from experiments.outcomes import AblationState
-from experiments.reporting.wording import counted, duration
-from kernels.backends import NODE_CLASSES
-from service.lifecycle import OVER
-from service.store.ablations import queue
-from service.store.ablations.queue import Pace, QueuePlace
-from service.store.nodes.placement import Needs, lacks
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.outcomes import AblationState
+from ablate.experiments.reporting.wording import counted, duration
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.service.lifecycle import OVER
+from ablate.service.store.ablations import queue
+from ablate.service.store.ablations.queue import Pace, QueuePlace
+from ablate.service.store.nodes.placement import Needs, lacks
 
 T = TypeVar("T")
 

@@ -9,11 +9,11 @@ import time
 
 from kombu.exceptions import OperationalError
 
-from experiments.system.wake import celery_app, publish_wake
-from service.lifecycle import OutboxKind
-from service.store import outbox
-from service.store.blocks import claims
-from service.store.session import Store
+from ablate.experiments.system.wake import celery_app, publish_wake
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store import outbox
+from ablate.service.store.blocks import claims
+from ablate.service.store.session import Store
 
 log = logging.getLogger(__name__)
 

@@ -10,27 +10,27 @@ from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Row
 
-from experiments.analysis.verdicts import Verdict
-from experiments.design.spec_values import NAME_PATTERN
-from experiments.ids import CALLED_PATTERN, LABEL_FILTER, TOKEN_NAME, id_pattern
-from experiments.outcomes import AblationState
-from service.errors import NotYet
-from service.http.deps import AblationId, Reader, Services, ServicesDep, Submitter, json_only
-from service.http.event_streams import streams_of
-from service.http.pagination import FROM_NEXT, PLACE, Listing, PageQuery, page, text_like
-from service.http.responses import document, event_content, html_page, secured
-from service.http.serializers import ablation_public, block_public, silent_limit_s, trial_public
-from service.lifecycle import OVER
-from service.queue.waiting import waiting
-from service.schemas.ablations import AblationPublic, BlockPublic, Event, PriorityChange, TrialPublic
-from service.schemas.public import Page
-from service.schemas.submissions import SpecText
-from service.settings import ServiceSettings
-from service.store.ablations import ablations as store_ablations
-from service.store.ablations import code_archives, results
-from service.store.ablations.names import find_ablation
-from service.store.access import tokens
-from service.store.blocks import turns
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.spec_values import NAME_PATTERN
+from ablate.experiments.ids import CALLED_PATTERN, LABEL_FILTER, TOKEN_NAME, id_pattern
+from ablate.experiments.outcomes import AblationState
+from ablate.service.errors import NotYet
+from ablate.service.http.deps import AblationId, Reader, Services, ServicesDep, Submitter, json_only
+from ablate.service.http.event_streams import streams_of
+from ablate.service.http.pagination import FROM_NEXT, PLACE, Listing, PageQuery, page, text_like
+from ablate.service.http.responses import document, event_content, html_page, secured
+from ablate.service.http.serializers import ablation_public, block_public, silent_limit_s, trial_public
+from ablate.service.lifecycle import OVER
+from ablate.service.queue.waiting import waiting
+from ablate.service.schemas.ablations import AblationPublic, BlockPublic, Event, PriorityChange, TrialPublic
+from ablate.service.schemas.public import Page
+from ablate.service.schemas.submissions import SpecText
+from ablate.service.settings import ServiceSettings
+from ablate.service.store.ablations import ablations as store_ablations
+from ablate.service.store.ablations import code_archives, results
+from ablate.service.store.ablations.names import find_ablation
+from ablate.service.store.access import tokens
+from ablate.service.store.blocks import turns
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 

@@ -4,19 +4,19 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Depends, Response
 
-from experiments.outcomes import AttemptState, BlockState, FailureClass
-from experiments.records.identity import BlockReport, ClaimedBlock
-from experiments.records.messages import ClaimRequest, Heartbeat, HeartbeatReply, ProbeOrder, Release
-from experiments.retries import SPEAKS_AGAINST_NODE
-from service.errors import StaleToken
-from service.http.deps import AttemptId, Services, ServicesDep, Worker, WorkerRoute, json_only
-from service.http.responses import secured
-from service.schemas.nodes import AttemptClosed
-from service.store.ablations import logs
-from service.store.access import keys
-from service.store.blocks import attempts, claims, reports
-from service.store.blocks.block_wire import checked_signature, claimed_block, report_digest, verify_report
-from service.store.nodes import node_states, nodes
+from ablate.experiments.outcomes import AttemptState, BlockState, FailureClass
+from ablate.experiments.records.identity import BlockReport, ClaimedBlock
+from ablate.experiments.records.messages import ClaimRequest, Heartbeat, HeartbeatReply, ProbeOrder, Release
+from ablate.experiments.retries import SPEAKS_AGAINST_NODE
+from ablate.service.errors import StaleToken
+from ablate.service.http.deps import AttemptId, Services, ServicesDep, Worker, WorkerRoute, json_only
+from ablate.service.http.responses import secured
+from ablate.service.schemas.nodes import AttemptClosed
+from ablate.service.store.ablations import logs
+from ablate.service.store.access import keys
+from ablate.service.store.blocks import attempts, claims, reports
+from ablate.service.store.blocks.block_wire import checked_signature, claimed_block, report_digest, verify_report
+from ablate.service.store.nodes import node_states, nodes
 
 router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_only)], route_class=WorkerRoute)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from experiments.design.listings import GatePublic, RecipePublic, public_gates, public_recipes
-from experiments.design.spec import ablation_json_schema
-from service.http.deps import Reader
-from service.http.responses import problems, secured
+from ablate.experiments.design.listings import GatePublic, RecipePublic, public_gates, public_recipes
+from ablate.experiments.design.spec import ablation_json_schema
+from ablate.service.http.deps import Reader
+from ablate.service.http.responses import problems, secured
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 

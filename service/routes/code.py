@@ -7,16 +7,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from experiments.errors import SpecProblem
-from experiments.records.code_archive import PIECE_BYTES
-from experiments.records.code_tree import MOST_BYTES
-from service.errors import Invalid, UnsupportedMediaType
-from service.http.deps import AblationId, AttemptId, Coder, LongRoute, ServicesDep, Worker, json_only, media_type
-from service.http.responses import secured
-from service.schemas.submissions import CodeDigest, CodeMissing, CodeShare, CodeShared, CodeStored, CodeWanted
-from service.store.ablations import code_archives
-from service.store.access import tokens
-from service.store.nodes import nodes
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.records.code_archive import PIECE_BYTES
+from ablate.experiments.records.code_tree import MOST_BYTES
+from ablate.service.errors import Invalid, UnsupportedMediaType
+from ablate.service.http.deps import AblationId, AttemptId, Coder, LongRoute, ServicesDep, Worker, json_only, media_type
+from ablate.service.http.responses import secured
+from ablate.service.schemas.submissions import CodeDigest, CodeMissing, CodeShare, CodeShared, CodeStored, CodeWanted
+from ablate.service.store.ablations import code_archives
+from ablate.service.store.access import tokens
+from ablate.service.store.nodes import nodes
 
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)
 

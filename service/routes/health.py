@@ -7,14 +7,14 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from experiments.errors import SpecProblem
-from experiments.records.receipts import SCHEMA_VERSION
-from service.errors import Unavailable
-from service.http.deps import ServicesDep
-from service.http.metrics import DependencyCollector
-from service.http.responses import problems
-from service.schemas.public import Readiness, Version
-from service.store.migrate import current_revision
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.records.receipts import SCHEMA_VERSION
+from ablate.service.errors import Unavailable
+from ablate.service.http.deps import ServicesDep
+from ablate.service.http.metrics import DependencyCollector
+from ablate.service.http.responses import problems
+from ablate.service.schemas.public import Readiness, Version
+from ablate.service.store.migrate import current_revision
 
 router = APIRouter(tags=["health"])
 

@@ -6,21 +6,21 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from sqlalchemy import Connection
 
-from experiments.analysis.noise.admission import mending_command, standing_problems
-from experiments.analysis.noise.history import history_of
-from experiments.analysis.noise.history_series import HistorySeries
-from experiments.design.metrics import METRIC_LABELS, METRICS
-from experiments.design.packages import recipe_names
-from experiments.design.spec import MIN_BLOCKS
-from experiments.design.workload import COMMAND, is_declarable
-from experiments.records.calibration import Calibration
-from experiments.reporting.wording import false_verdicts
-from service.http.deps import Reader, ServicesDep
-from service.http.problems import check_known
-from service.http.responses import secured
-from service.schemas.nodes import CalibrationList, CalibrationPublic
-from service.store.ablations.history import baseline_runs
-from service.store.nodes import calibrations
+from ablate.experiments.analysis.noise.admission import mending_command, standing_problems
+from ablate.experiments.analysis.noise.history import history_of
+from ablate.experiments.analysis.noise.history_series import HistorySeries
+from ablate.experiments.design.metrics import METRIC_LABELS, METRICS
+from ablate.experiments.design.packages import recipe_names
+from ablate.experiments.design.spec import MIN_BLOCKS
+from ablate.experiments.design.workload import COMMAND, is_declarable
+from ablate.experiments.records.calibration import Calibration
+from ablate.experiments.reporting.wording import false_verdicts
+from ablate.service.http.deps import Reader, ServicesDep
+from ablate.service.http.problems import check_known
+from ablate.service.http.responses import secured
+from ablate.service.schemas.nodes import CalibrationList, CalibrationPublic
+from ablate.service.store.ablations.history import baseline_runs
+from ablate.service.store.nodes import calibrations
 
 router = APIRouter(prefix="/v1")
 

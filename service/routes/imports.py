@@ -11,27 +11,27 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
-from experiments.analysis.proposals import refuse_session_key
-from experiments.design.rule import rule_digest
-from experiments.errors import BundleError, SpecError, SpecProblem
-from experiments.outcomes import AblationState
-from experiments.records.bundle import Bundle, join_bundles
-from experiments.records.bundle_files import MANIFEST, PLAN, read_tar_stream
-from experiments.records.bundle_reader import open_bundle
-from experiments.records.plan_file import PlanFile, differences
-from experiments.records.signing import PublicKey
-from service.errors import ImportedOtherwise, Invalid
-from service.http.deps import LongRoute, Operator, Services, ServicesDep, body_of_type
-from service.http.responses import secured
-from service.http.serializers import links_of
-from service.schemas.submissions import ImportPublic
-from service.store.ablations import plans
-from service.store.ablations.ablations import get_ablation
-from service.store.ablations.imports import Import, known_bundles, store_import
-from service.store.ablations.submissions import Submission
-from service.store.access import keys
-from service.store.blocks.block_wire import verified
-from service.store.session import Store
+from ablate.experiments.analysis.proposals import refuse_session_key
+from ablate.experiments.design.rule import rule_digest
+from ablate.experiments.errors import BundleError, SpecError, SpecProblem
+from ablate.experiments.outcomes import AblationState
+from ablate.experiments.records.bundle import Bundle, join_bundles
+from ablate.experiments.records.bundle_files import MANIFEST, PLAN, read_tar_stream
+from ablate.experiments.records.bundle_reader import open_bundle
+from ablate.experiments.records.plan_file import PlanFile, differences
+from ablate.experiments.records.signing import PublicKey
+from ablate.service.errors import ImportedOtherwise, Invalid
+from ablate.service.http.deps import LongRoute, Operator, Services, ServicesDep, body_of_type
+from ablate.service.http.responses import secured
+from ablate.service.http.serializers import links_of
+from ablate.service.schemas.submissions import ImportPublic
+from ablate.service.store.ablations import plans
+from ablate.service.store.ablations.ablations import get_ablation
+from ablate.service.store.ablations.imports import Import, known_bundles, store_import
+from ablate.service.store.ablations.submissions import Submission
+from ablate.service.store.access import keys
+from ablate.service.store.blocks.block_wire import verified
+from ablate.service.store.session import Store
 
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)
 

@@ -6,21 +6,21 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Depends, Path
 from sqlalchemy import Connection
 
-from experiments.errors import SpecProblem
-from experiments.ids import NODE_NAME, REASON
-from experiments.records.messages import NodeRegistered, NodeRegistration
-from experiments.records.signing import KEY_PATTERN, PublicKey
-from kernels.backends import NODE_CLASSES
-from service.errors import Invalid
-from service.http.deps import Operator, Reader, Services, ServicesDep, Worker, json_only
-from service.http.problems import check_known
-from service.http.responses import secured
-from service.http.serializers import key_public, node_public, silent_limit_s
-from service.schemas.nodes import KeyList, NodeList, NodePublic
-from service.schemas.tokens import NodeKeyRequest, RevokeRequest, RotateRequest, TokenSecret
-from service.settings import ServiceSettings
-from service.store.access import keys, tokens
-from service.store.nodes import node_states, nodes
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.ids import NODE_NAME, REASON
+from ablate.experiments.records.messages import NodeRegistered, NodeRegistration
+from ablate.experiments.records.signing import KEY_PATTERN, PublicKey
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.service.errors import Invalid
+from ablate.service.http.deps import Operator, Reader, Services, ServicesDep, Worker, json_only
+from ablate.service.http.problems import check_known
+from ablate.service.http.responses import secured
+from ablate.service.http.serializers import key_public, node_public, silent_limit_s
+from ablate.service.schemas.nodes import KeyList, NodeList, NodePublic
+from ablate.service.schemas.tokens import NodeKeyRequest, RevokeRequest, RotateRequest, TokenSecret
+from ablate.service.settings import ServiceSettings
+from ablate.service.store.access import keys, tokens
+from ablate.service.store.nodes import node_states, nodes
 
 router = APIRouter(prefix="/v1", tags=["nodes"])
 

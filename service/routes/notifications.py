@@ -10,16 +10,21 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Depends, Path
 from sqlalchemy import Row
 
-from experiments.errors import SpecProblem
-from experiments.ids import id_pattern
-from service.errors import Invalid
-from service.http.deps import Reader, ServicesDep, Submitter, json_only
-from service.http.responses import secured
-from service.principals import Principal, Scope
-from service.schemas.notifications import NotificationList, NotificationMade, NotificationPublic, NotificationRequest
-from service.settings import ServiceSettings
-from service.store.access import notifications
-from service.store.tables import rfc3339
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.ids import id_pattern
+from ablate.service.errors import Invalid
+from ablate.service.http.deps import Reader, ServicesDep, Submitter, json_only
+from ablate.service.http.responses import secured
+from ablate.service.principals import Principal, Scope
+from ablate.service.schemas.notifications import (
+    NotificationList,
+    NotificationMade,
+    NotificationPublic,
+    NotificationRequest,
+)
+from ablate.service.settings import ServiceSettings
+from ablate.service.store.access import notifications
+from ablate.service.store.tables import rfc3339
 
 router = APIRouter(prefix="/v1", tags=["tokens"])
 

@@ -4,15 +4,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 
-from experiments.analysis.proposals import refuse_session_key
-from experiments.design.rule import rule_digest
-from experiments.errors import PlanFileError, SpecError, SpecProblem
-from experiments.records.plan_file import PlanFile, differences, read_plan_file
-from service.errors import Invalid
-from service.http.deps import LongRoute, ServicesDep, Submitter, body_of_type
-from service.http.responses import secured
-from service.schemas.submissions import PlanRegistered
-from service.store.ablations import plans
+from ablate.experiments.analysis.proposals import refuse_session_key
+from ablate.experiments.design.rule import rule_digest
+from ablate.experiments.errors import PlanFileError, SpecError, SpecProblem
+from ablate.experiments.records.plan_file import PlanFile, differences, read_plan_file
+from ablate.service.errors import Invalid
+from ablate.service.http.deps import LongRoute, ServicesDep, Submitter, body_of_type
+from ablate.service.http.responses import secured
+from ablate.service.schemas.submissions import PlanRegistered
+from ablate.service.store.ablations import plans
 
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)
 

@@ -9,41 +9,41 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request, Response
 from sqlalchemy import Connection, Row
 
-from experiments.analysis.noise.admission import mending_command, standing_problems
-from experiments.analysis.proposals import (
+from ablate.experiments.analysis.noise.admission import mending_command, standing_problems
+from ablate.experiments.analysis.proposals import (
     as_yaml,
     opening_problems,
     proposal_problems,
     proposed,
     refuse_session_key,
 )
-from experiments.analysis.sizing import workload_of
-from experiments.design.aa_spec import CONTENT_TYPE
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.design.power import session_level
-from experiments.design.problems import listed, pointer
-from experiments.design.spec import AblationSpec
-from experiments.design.spec_values import NAME_PATTERN
-from experiments.errors import SpecError, SpecProblem
-from experiments.outcomes import ProposalOutcome
-from service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter
-from service.http.responses import secured
-from service.principals import Principal
-from service.routes.submissions import (
+from ablate.experiments.analysis.sizing import workload_of
+from ablate.experiments.design.aa_spec import CONTENT_TYPE
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.power import session_level
+from ablate.experiments.design.problems import listed, pointer
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.spec_values import NAME_PATTERN
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.outcomes import ProposalOutcome
+from ablate.service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter
+from ablate.service.http.responses import secured
+from ablate.service.principals import Principal
+from ablate.service.routes.submissions import (
     HEADERS,
     SPEC_BODY,
     IdempotencyHeader,
     answered_once,
     key_of,
 )
-from service.schemas.sessions import ProposalAccepted, ProposalPublic, SessionList, SessionPath, SessionPublic
-from service.schemas.submissions import SpecBody
-from service.store.ablations import code_archives, sessions
-from service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission
-from service.store.nodes.calibrations import read_calibrations
-from service.store.tables import rfc3339
-from service.submitting import accepted, check_code_scope, prepared, stored
+from ablate.service.schemas.sessions import ProposalAccepted, ProposalPublic, SessionList, SessionPath, SessionPublic
+from ablate.service.schemas.submissions import SpecBody
+from ablate.service.store.ablations import code_archives, sessions
+from ablate.service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission
+from ablate.service.store.nodes.calibrations import read_calibrations
+from ablate.service.store.tables import rfc3339
+from ablate.service.submitting import accepted, check_code_scope, prepared, stored
 
 router = APIRouter(prefix="/v1", tags=["sessions"], route_class=LongRoute)
 

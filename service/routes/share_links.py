@@ -8,13 +8,13 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, Path
 from sqlalchemy import Row
 
-from experiments.ids import id_pattern
-from service.http.deps import AblationId, Reader, ServicesDep, Submitter, json_only
-from service.http.responses import secured
-from service.schemas.share_links import ShareLink, ShareLinkList, ShareLinkPublic, ShareRequest
-from service.store.ablations.ablations import check_exists
-from service.store.access import share_links, tokens
-from service.store.tables import rfc3339
+from ablate.experiments.ids import id_pattern
+from ablate.service.http.deps import AblationId, Reader, ServicesDep, Submitter, json_only
+from ablate.service.http.responses import secured
+from ablate.service.schemas.share_links import ShareLink, ShareLinkList, ShareLinkPublic, ShareRequest
+from ablate.service.store.ablations.ablations import check_exists
+from ablate.service.store.access import share_links, tokens
+from ablate.service.store.tables import rfc3339
 
 log = logging.getLogger(__name__)
 

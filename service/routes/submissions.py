@@ -6,31 +6,31 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 
-from experiments.analysis.proposals import refuse_session_key
-from experiments.design.load import CONTENT_TYPES, parse_spec
-from experiments.design.plan import controlled, questions
-from experiments.digest import digest_bytes
-from experiments.ids import IDEMPOTENCY_KEY
-from kernels.backends import NODE_CLASSES, NodeClass
-from service.errors import IdempotencyInFlight
-from service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter
-from service.http.openapi import JSON_EXAMPLE, YAML_EXAMPLE
-from service.http.responses import etag_of, secured
-from service.http.serializers import links_of, plan_public, silent_limit_s
-from service.principals import Principal, Scope
-from service.queue.waiting import EligibleNodes, eligible_nodes
-from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
-from service.store.ablations.circumstances import family_if_asked_now
-from service.store.ablations.plan_cost import expected_device_minutes
-from service.store.ablations.quotas import check_quota_for
-from service.store.ablations.submissions import (
+from ablate.experiments.analysis.proposals import refuse_session_key
+from ablate.experiments.design.load import CONTENT_TYPES, parse_spec
+from ablate.experiments.design.plan import controlled, questions
+from ablate.experiments.digest import digest_bytes
+from ablate.experiments.ids import IDEMPOTENCY_KEY
+from ablate.kernels.backends import NODE_CLASSES, NodeClass
+from ablate.service.errors import IdempotencyInFlight
+from ablate.service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter
+from ablate.service.http.openapi import JSON_EXAMPLE, YAML_EXAMPLE
+from ablate.service.http.responses import etag_of, secured
+from ablate.service.http.serializers import links_of, plan_public, silent_limit_s
+from ablate.service.principals import Principal, Scope
+from ablate.service.queue.waiting import EligibleNodes, eligible_nodes
+from ablate.service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
+from ablate.service.store.ablations.circumstances import family_if_asked_now
+from ablate.service.store.ablations.plan_cost import expected_device_minutes
+from ablate.service.store.ablations.quotas import check_quota_for
+from ablate.service.store.ablations.submissions import (
     IdempotencyKey,
     StoredAnswer,
     find_answer,
 )
-from service.store.nodes.calibrations import read_sizing
-from service.store.nodes.nodes import count_live
-from service.submitting import (
+from ablate.service.store.nodes.calibrations import read_sizing
+from ablate.service.store.nodes.nodes import count_live
+from ablate.service.submitting import (
     accepted,
     check_code_scope,
     check_reports,

@@ -8,13 +8,13 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, Path, Request
 from sqlalchemy import Connection, Row
 
-from experiments.ids import LISTED_NAME
-from service.errors import Forbidden
-from service.http.deps import Admin, Anyone, Operator, Reader, Services, ServicesDep, json_only
-from service.http.responses import secured
-from service.http.serializers import secret_public, token_public
-from service.principals import Scope
-from service.schemas.tokens import (
+from ablate.experiments.ids import LISTED_NAME
+from ablate.service.errors import Forbidden
+from ablate.service.http.deps import Admin, Anyone, Operator, Reader, Services, ServicesDep, json_only
+from ablate.service.http.responses import secured
+from ablate.service.http.serializers import secret_public, token_public
+from ablate.service.principals import Scope
+from ablate.service.schemas.tokens import (
     Identity,
     QuotaRequest,
     RevokeRequest,
@@ -27,8 +27,8 @@ from service.schemas.tokens import (
     TokenRequest,
     TokenSecret,
 )
-from service.store.ablations import quotas
-from service.store.access import tokens, web_sessions
+from ablate.service.store.ablations import quotas
+from ablate.service.store.access import tokens, web_sessions
 
 router = APIRouter(prefix="/v1", tags=["tokens"])
 

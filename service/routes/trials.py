@@ -4,16 +4,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from experiments.records.receipt_check import SignedReceipt
-from service.errors import NotYet
-from service.http.deps import Reader, ServicesDep, TrialId
-from service.http.event_streams import LogPosition, streams_of
-from service.http.pagination import text_like
-from service.http.responses import event_content, secured
-from service.schemas.ablations import LogPiece, StreamEnd
-from service.store.ablations.ablations import get_receipt
-from service.store.ablations.logs import read_log
-from service.store.access.keys import block_signature
+from ablate.experiments.records.receipt_check import SignedReceipt
+from ablate.service.errors import NotYet
+from ablate.service.http.deps import Reader, ServicesDep, TrialId
+from ablate.service.http.event_streams import LogPosition, streams_of
+from ablate.service.http.pagination import text_like
+from ablate.service.http.responses import event_content, secured
+from ablate.service.schemas.ablations import LogPiece, StreamEnd
+from ablate.service.store.ablations.ablations import get_receipt
+from ablate.service.store.ablations.logs import read_log
+from ablate.service.store.access.keys import block_signature
 
 router = APIRouter(prefix="/v1/trials", tags=["trials"])
 

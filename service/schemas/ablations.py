@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from experiments.documents import Frozen, Whole
-from experiments.outcomes import AblationState, BlockState, TrialState
-from service.lifecycle import EventKind
-from service.schemas.public import INDEX, Public
+from ablate.experiments.documents import Frozen, Whole
+from ablate.experiments.outcomes import AblationState, BlockState, TrialState
+from ablate.service.lifecycle import EventKind
+from ablate.service.schemas.public import INDEX, Public
 
 
 class Event(Public):

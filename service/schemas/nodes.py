@@ -2,11 +2,11 @@
 
 from pydantic import Field
 
-from experiments.outcomes import BlockState
-from experiments.records.calibration import Calibration, Ledger
-from experiments.records.messages import DeviceInfo
-from experiments.records.signing import PublicKey
-from service.schemas.public import INDEX, Public
+from ablate.experiments.outcomes import BlockState
+from ablate.experiments.records.calibration import Calibration, Ledger
+from ablate.experiments.records.messages import DeviceInfo
+from ablate.experiments.records.signing import PublicKey
+from ablate.service.schemas.public import INDEX, Public
 
 
 class CalibrationPublic(Public):

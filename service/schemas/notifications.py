@@ -4,8 +4,8 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
-from experiments.documents import Frozen
-from service.schemas.public import Public
+from ablate.experiments.documents import Frozen
+from ablate.service.schemas.public import Public
 
 NotificationKind: TypeAlias = Literal["webhook", "slack", "email"]
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from experiments.errors import SpecProblem
-from service.schemas.public import Public
+from ablate.experiments.errors import SpecProblem
+from ablate.service.schemas.public import Public
 
 
 def _all_sent(schema: dict[str, Any]) -> None:

@@ -2,9 +2,9 @@
 
 from pydantic import Field
 
-from experiments.outcomes import AblationState, ProposalOutcome
-from service.schemas.public import Public
-from service.schemas.submissions import AblationAccepted
+from ablate.experiments.outcomes import AblationState, ProposalOutcome
+from ablate.service.schemas.public import Public
+from ablate.service.schemas.submissions import AblationAccepted
 
 LEVEL = "Two-sided level of its tests. It is spent whatever the answer is: undecided, broken and cancelled ones too."
 

@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
-from experiments.documents import Frozen
-from service.schemas.public import Public
+from ablate.experiments.documents import Frozen
+from ablate.service.schemas.public import Public
 
 MOST_HOURS = 24 * 366
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from experiments.ids import TOKEN_NAME
-from experiments.outcomes import AblationState
-from experiments.records.calibration import Sizing
-from experiments.records.circumstances import Countersignature
-from service.schemas.ablations import Links
-from service.schemas.public import INDEX, Public
+from ablate.experiments.ids import TOKEN_NAME
+from ablate.experiments.outcomes import AblationState
+from ablate.experiments.records.calibration import Sizing
+from ablate.experiments.records.circumstances import Countersignature
+from ablate.service.schemas.ablations import Links
+from ablate.service.schemas.public import INDEX, Public
 
 if TYPE_CHECKING:
-    from experiments.records.code_archive import PackedCode
+    from ablate.experiments.records.code_archive import PackedCode
 
 
 _NO_COMMITS: Mapping[str, str] = MappingProxyType({})
@@ -72,7 +72,7 @@ class SpecBody:
             return spec
         if isinstance(spec, Mapping):
             return cls.packed(json.dumps(spec).encode(), "application/json", commits=commits)
-        from experiments.catalog.files import content_type_of
+        from ablate.experiments.catalog.files import content_type_of
 
         path = Path(spec)
         return cls.packed(path.read_bytes(), content_type_of(path), folder=path.parent, commits=commits)
@@ -91,7 +91,7 @@ class SpecBody:
             b"command" not in content or b"code" not in content
         ):  # most specs; reading one takes many modules
             return cls(content=content, content_type=content_type)
-        from experiments.records.spec_code import pack_spec
+        from ablate.experiments.records.spec_code import pack_spec
 
         packed = pack_spec(content, content_type, folder, commits)
         return cls(

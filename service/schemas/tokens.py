@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StrictBool, StrictFloat
 
-from experiments.ids import NODE_NAME, REASON, TOKEN_NAME
-from kernels.backends import NODE_CLASSES
-from service.principals import Scope
-from service.schemas.public import Public
+from ablate.experiments.ids import NODE_NAME, REASON, TOKEN_NAME
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.service.principals import Scope
+from ablate.service.schemas.public import Public
 
 MAX_GRACE_S = 365 * 86_400.0
 DAY_S = 86_400.0

@@ -16,12 +16,12 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.errors import ConfigurationError, StackError
-from service.stack import control
-from service.stack.layout import StackFiles
-from service.store.access import revocations
-from service.store.access.revocations import Revocations
-from service.store.migrate import check_revision
+from ablate.service.errors import ConfigurationError, StackError
+from ablate.service.stack import control
+from ablate.service.stack.layout import StackFiles
+from ablate.service.store.access import revocations
+from ablate.service.store.access.revocations import Revocations
+from ablate.service.store.migrate import check_revision
 
 _PROBLEMS_SHOWN = 3
 

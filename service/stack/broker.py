@@ -7,10 +7,10 @@ The configuration is a file that only this user can read, so that no process lis
 import socket
 from pathlib import Path
 
-from experiments.documents import write_whole
-from experiments.system.setting_values import broker_address
-from service.settings import generated_secret
-from service.stack.layout import StackFiles
+from ablate.experiments.documents import write_whole
+from ablate.experiments.system.setting_values import broker_address
+from ablate.service.settings import generated_secret
+from ablate.service.stack.layout import StackFiles
 
 _ANSWER_S = 1.0
 

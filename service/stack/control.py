@@ -7,13 +7,13 @@ import subprocess
 import time
 from dataclasses import dataclass
 
-from experiments.system.processes import OWN_PYTHON, number_space, send, start_of, wait_until
-from service.errors import StackBusy, StackError
-from service.settings import SMTP_URL, WEBHOOK_KEY, child_environment
-from service.stack import part_processes
-from service.stack.layout import Report, StackFiles
-from service.stack.parts import NO_WORKER, WORKER, check_installed
-from service.stack.state import StackState, exclusive, is_locked, read_state
+from ablate.experiments.system.processes import OWN_PYTHON, number_space, send, start_of, wait_until
+from ablate.service.errors import StackBusy, StackError
+from ablate.service.settings import SMTP_URL, WEBHOOK_KEY, child_environment
+from ablate.service.stack import part_processes
+from ablate.service.stack.layout import Report, StackFiles
+from ablate.service.stack.parts import NO_WORKER, WORKER, check_installed
+from ablate.service.stack.state import StackState, exclusive, is_locked, read_state
 
 _STOP_PATIENCE_S = 45.0
 _START_PATIENCE_S = 300.0
@@ -120,7 +120,7 @@ def _spawn(files: StackFiles, report: Report, *, with_worker: bool) -> None:
     files.make_folders()
     with files.log("supervisor").open("ab") as log:
         daemon = subprocess.Popen(
-            [*OWN_PYTHON, "-m", "service.stack.supervisor", *(() if with_worker else (NO_WORKER,))],
+            [*OWN_PYTHON, "-m", "ablate.service.stack.supervisor", *(() if with_worker else (NO_WORKER,))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from experiments.documents import write_whole
-from experiments.system.processes import socket_folder
-from experiments.system.setting_values import broker_address
-from service.client.settings import get_client_settings
-from service.errors import StackError
+from ablate.experiments.documents import write_whole
+from ablate.experiments.system.processes import socket_folder
+from ablate.experiments.system.setting_values import broker_address
+from ablate.service.client.settings import get_client_settings
+from ablate.service.errors import StackError
 
 MAX_SOCKET_BYTES = 100
 """The kernel allows 107 bytes for the path of a Unix socket. The rest is for temporary names."""

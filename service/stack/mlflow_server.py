@@ -1,4 +1,4 @@
-"""The MLflow server of the embedded stack: `python -m service.stack.mlflow_server PORT FOLDER PASSWORD_FILE`.
+"""The MLflow server of the embedded stack: `python -m ablate.service.stack.mlflow_server PORT FOLDER PASSWORD_FILE`.
 
 MLflow itself asks for no password, reads and writes artifacts wherever a run says, and offers a shell to its own
 machine. So this process shuts itself in before it loads MLflow: it writes only its folder, connects to nothing, keeps
@@ -21,11 +21,11 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from experiments.digest import SOURCE_ROOT
-from experiments.system.isolation import PLAIN_DEVICES, Isolation, system_folders
-from experiments.system.kernel_limits import can_filter_calls, landlock_version
-from service.settings import generated_secret
-from service.stack.layout import MLFLOW_USER
+from ablate.experiments.digest import IMPORT_ROOT, SOURCE_ROOT
+from ablate.experiments.system.isolation import PLAIN_DEVICES, Isolation, system_folders
+from ablate.experiments.system.kernel_limits import can_filter_calls, landlock_version
+from ablate.service.settings import generated_secret
+from ablate.service.stack.layout import MLFLOW_USER
 
 _PACKAGES = ("experiments", "service")
 _LIBRARIES = ("site-packages", "dist-packages")
@@ -54,7 +54,8 @@ def _shut_in(folder: Path) -> None:
         _log.warning("this kernel cannot isolate processes: whoever has the password reads all files of this user")
         return
     libraries = [Path(entry) for entry in sys.path if Path(entry).name in _LIBRARIES]  # also those that a .pth adds
-    readable = (*system_folders(), *(SOURCE_ROOT / name for name in _PACKAGES), *libraries)
+    packages = (IMPORT_ROOT / "ablate", *(SOURCE_ROOT / name for name in _PACKAGES))
+    readable = (*system_folders(), *packages, *libraries)
     Isolation(readable=readable, writable=(folder,), hidden=(folder.parent,), devices=PLAIN_DEVICES).enter()
 
 

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from experiments.system.processes import Mark, die_with_parent, end_all, send, wait_until
-from service.settings import child_environment
-from service.stack.layout import StackFiles
-from service.stack.parts import StackPart, listeners
-from service.stack.state import PartPhase, PartState
+from ablate.experiments.system.processes import Mark, die_with_parent, end_all, send, wait_until
+from ablate.service.settings import child_environment
+from ablate.service.stack.layout import StackFiles
+from ablate.service.stack.parts import StackPart, listeners
+from ablate.service.stack.state import PartPhase, PartState
 
 STEADY_S = 10.0
 """After so long as ready, the next failure of a part counts as the first one again."""

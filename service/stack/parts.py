@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import psutil
 
-from experiments.system.http_clients import http_client
-from experiments.system.processes import OWN_PYTHON
-from service.errors import StackError
-from service.settings import MLFLOW_PAGES, SMTP_URL, WEBHOOK_KEY, generated_secret
-from service.stack import broker
-from service.stack.layout import MLFLOW_USER, StackFiles
+from ablate.experiments.system.http_clients import http_client
+from ablate.experiments.system.processes import OWN_PYTHON
+from ablate.service.errors import StackError
+from ablate.service.settings import MLFLOW_PAGES, SMTP_URL, WEBHOOK_KEY, generated_secret
+from ablate.service.stack import broker
+from ablate.service.stack.layout import MLFLOW_USER, StackFiles
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - only when the settings ask for it
@@ -175,7 +175,7 @@ def all_parts(
     files = addresses.files
     worker = StackPart(
         name=WORKER,
-        command=_module("workers.app"),
+        command=_module("ablate.workers.app"),
         environment=addresses.worker_environment,
         answers=node_is_ready,
         depends=True,
@@ -198,10 +198,10 @@ def all_parts(
             is_ours=False,
             port=addresses.mlflow_port,
         ),
-        own_part(API, "service.app", lambda: is_ok(addresses.api_url, "/healthz"), port=addresses.api_port),
+        own_part(API, "ablate.service.app", lambda: is_ok(addresses.api_url, "/healthz"), port=addresses.api_port),
         own_part(
             BACKGROUND,
-            "service.background.main",
+            "ablate.service.background.main",
             lambda: _is_on_duty(addresses.api_url),
             depends=True,
             secrets=(WEBHOOK_KEY, SMTP_URL),
@@ -216,7 +216,7 @@ def _module(name: str) -> tuple[str, ...]:
 
 def mlflow_command(port: int, folder: Path, password: Path) -> tuple[str, ...]:
     """Return the command of an MLflow server on the loopback interface: its folder, and the file of its password."""
-    return (*_module("service.stack.mlflow_server"), str(port), str(folder), str(password))
+    return (*_module("ablate.service.stack.mlflow_server"), str(port), str(folder), str(password))
 
 
 def is_ok(base: str, path: str) -> bool:

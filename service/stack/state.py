@@ -11,9 +11,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from experiments.documents import write_whole
-from service.errors import StackBusy, StackError
-from service.stack.layout import StackFiles
+from ablate.experiments.documents import write_whole
+from ablate.service.errors import StackBusy, StackError
+from ablate.service.stack.layout import StackFiles
 
 
 class PartPhase(StrEnum):

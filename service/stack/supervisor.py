@@ -1,7 +1,7 @@
 """The stack's supervisor: starts the parts in order, keeps them running, and ends them all.
 
-It holds the home's lock. `python -m service.stack.supervisor [--no-worker]` runs it in the background and reports the
-start to the parent process.
+It holds the home's lock. `python -m ablate.service.stack.supervisor [--no-worker]` runs it in the background and
+reports the start to the parent process.
 
 A part that fails during the start ends the whole stack. A later failure becomes a finding in stack.json and in the
 supervisor's log, and the part restarts, with growing pauses and a limit. `ablate status` shows both.
@@ -23,20 +23,20 @@ from typing import Any
 
 import httpx
 
-from experiments.reporting.mlflow.views import experiment_tags, tags_to_set
-from experiments.system.http_clients import HomeStack, http_client
-from experiments.system.logs import accept_every_text
-from experiments.system.processes import number_space, start_of
-from experiments.system.setting_values import read_secret
-from service.client.api import Client, ClientError
-from service.client.settings import get_client_settings
-from service.errors import PartFailed, StackBusy, StackError
-from service.http import links
-from service.settings import get_settings
-from service.stack import broker, part_processes
-from service.stack.layout import Report, StackFiles
-from service.stack.part_processes import PartRun
-from service.stack.parts import (
+from ablate.experiments.reporting.mlflow.views import experiment_tags, tags_to_set
+from ablate.experiments.system.http_clients import HomeStack, http_client
+from ablate.experiments.system.logs import accept_every_text
+from ablate.experiments.system.processes import number_space, start_of
+from ablate.experiments.system.setting_values import read_secret
+from ablate.service.client.api import Client, ClientError
+from ablate.service.client.settings import get_client_settings
+from ablate.service.errors import PartFailed, StackBusy, StackError
+from ablate.service.http import links
+from ablate.service.settings import get_settings
+from ablate.service.stack import broker, part_processes
+from ablate.service.stack.layout import Report, StackFiles
+from ablate.service.stack.part_processes import PartRun
+from ablate.service.stack.parts import (
     BACKGROUND,
     MLFLOW,
     NO_WORKER,
@@ -47,7 +47,7 @@ from service.stack.parts import (
     free_port,
     is_ok,
 )
-from service.stack.state import StackFinding, StackState, exclusive, write_state
+from ablate.service.stack.state import StackFinding, StackState, exclusive, write_state
 
 _log = logging.getLogger(__name__)
 

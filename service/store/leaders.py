@@ -3,8 +3,8 @@
 from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from service.store.session import Store
-from service.store.tables import db_now, has_passed, leaders
+from ablate.service.store.session import Store
+from ablate.service.store.tables import db_now, has_passed, leaders
 
 DUTIES = ("reconciler", "judge", "projector", "wakes", "webhooks", "notifications", "retention")
 """What the leader does, each in a thread of its own."""

@@ -1,4 +1,4 @@
-"""Bring a database to the newest schema: at the API's start, or by `python -m service.store.migrate`.
+"""Bring a database to the newest schema: at the API's start, or by `python -m ablate.service.store.migrate`.
 
 `--dry-run` only lists the migrations that wait. While one waits, older code must not run beside newer code.
 """
@@ -13,9 +13,9 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from service.errors import ConfigurationError
-from service.settings import get_settings
-from service.store.session import Store
+from ablate.service.errors import ConfigurationError
+from ablate.service.settings import get_settings
+from ablate.service.store.session import Store
 
 FOLDER = Path(__file__).parent / "migrations"
 _ADVISORY_LOCK = 0x41424C41
@@ -91,7 +91,7 @@ def waiting(store: Store) -> list[str]:
 
 def main() -> int:
     """Run the waiting migrations and print them; return 1 if that is not possible."""
-    parser = argparse.ArgumentParser(prog="python -m service.store.migrate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m ablate.service.store.migrate", description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="only print them")
     dry_run = parser.parse_args().dry_run
     try:

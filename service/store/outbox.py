@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
-from service.lifecycle import OutboxKind
-from service.store.tables import db_now, has_passed, outbox, storable
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store.tables import db_now, has_passed, outbox, storable
 
 LONGEST_PAUSE_S = 60.0
 """Longest time until a row is due again."""

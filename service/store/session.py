@@ -13,7 +13,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import ConnectionPoolEntry
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
-from service.errors import ConfigurationError
+from ablate.service.errors import ConfigurationError
 
 # Requests of an API process that run at once, by kind. Each kind has threads of its own: long imports and plans never
 # delay a worker's call or a read. Python runs one thread at a time, and at every statement a heartbeat waits up to 5 ms

@@ -29,8 +29,8 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from experiments.outcomes import BlockState
-from service.lifecycle import EventKind
+from ablate.experiments.outcomes import BlockState
+from ablate.service.lifecycle import EventKind
 
 
 class db_now(FunctionElement[float]):  # noqa: N801  # reads as the SQL function it is

@@ -9,27 +9,27 @@ from typing import Any
 from markupsafe import Markup
 from sqlalchemy import Connection, Row
 
-from experiments.block_numbers import block_list, block_name
-from experiments.design.load import parse_spec
-from experiments.errors import SpecError
-from experiments.outcomes import BASELINE, VARIANT
-from experiments.reporting import wording
-from experiments.reporting.step_traces import chrome_trace
-from model.measurements import StepTrace
-from service.errors import NotFound
-from service.http.links import below
-from service.lifecycle import OVER, PROJECTIONS
-from service.routes.ablations import public
-from service.schemas.ablations import AblationPublic
-from service.settings import ServiceSettings
-from service.store import outbox
-from service.store.ablations import ablations, logs, results
-from service.store.ablations.ablations import last_event
-from service.store.ablations.sessions import session_of
-from service.store.nodes import nodes
-from service.web.answers import ShortAnswer, read_answer
-from service.web.grid import Grid, read_grid
-from service.web.live_curves import LivePicture, live_curves
+from ablate.experiments.block_numbers import block_list, block_name
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.errors import SpecError
+from ablate.experiments.outcomes import BASELINE, VARIANT
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.step_traces import chrome_trace
+from ablate.model.measurements import StepTrace
+from ablate.service.errors import NotFound
+from ablate.service.http.links import below
+from ablate.service.lifecycle import OVER, PROJECTIONS
+from ablate.service.routes.ablations import public
+from ablate.service.schemas.ablations import AblationPublic
+from ablate.service.settings import ServiceSettings
+from ablate.service.store import outbox
+from ablate.service.store.ablations import ablations, logs, results
+from ablate.service.store.ablations.ablations import last_event
+from ablate.service.store.ablations.sessions import session_of
+from ablate.service.store.nodes import nodes
+from ablate.service.web.answers import ShortAnswer, read_answer
+from ablate.service.web.grid import Grid, read_grid
+from ablate.service.web.live_curves import LivePicture, live_curves
 
 MOST_LIVE = 6
 MOST_FAILURES = 10

@@ -8,15 +8,15 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import RedirectResponse
 
-from experiments.reporting import wording
-from service.errors import Invalid
-from service.http.deps import AblationId, ServicesDep
-from service.http.links import below
-from service.routes.ablations import cancel_ablation, load, set_priority
-from service.routes.nodes import NodeName, drain_node, resume_node
-from service.schemas.ablations import PriorityChange
-from service.web.html import PageRoute, page
-from service.web.sessions import ActingOperator, FormDep, LookingOperator
+from ablate.experiments.reporting import wording
+from ablate.service.errors import Invalid
+from ablate.service.http.deps import AblationId, ServicesDep
+from ablate.service.http.links import below
+from ablate.service.routes.ablations import cancel_ablation, load, set_priority
+from ablate.service.routes.nodes import NodeName, drain_node, resume_node
+from ablate.service.schemas.ablations import PriorityChange
+from ablate.service.web.html import PageRoute, page
+from ablate.service.web.sessions import ActingOperator, FormDep, LookingOperator
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from experiments.analysis.verdicts import Verdict
-from experiments.reporting.pages.first_screen import headline, word_cell
-from experiments.reporting.table import Cell
-from experiments.reporting.verdict_layout import by_importance, lay_out
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.reporting.pages.first_screen import headline, word_cell
+from ablate.experiments.reporting.table import Cell
+from ablate.experiments.reporting.verdict_layout import by_importance, lay_out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,17 +7,17 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from experiments.analysis.verdicts import Verdict
-from experiments.reporting import wording
-from experiments.reporting.table import Cell, Table, row, texts
-from experiments.reporting.verdict_layout import VariantLayout, VerdictLayout, is_exact, lay_out, over_seeds
-from service.http.links import below
-from service.lifecycle import OVER
-from service.routes.ablations import public
-from service.schemas.ablations import AblationPublic
-from service.settings import ServiceSettings
-from service.store.ablations import ablations, names
-from service.store.ablations.ablations import Wanted
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.table import Cell, Table, row, texts
+from ablate.experiments.reporting.verdict_layout import VariantLayout, VerdictLayout, is_exact, lay_out, over_seeds
+from ablate.service.http.links import below
+from ablate.service.lifecycle import OVER
+from ablate.service.routes.ablations import public
+from ablate.service.schemas.ablations import AblationPublic
+from ablate.service.settings import ServiceSettings
+from ablate.service.store.ablations import ablations, names
+from ablate.service.store.ablations.ablations import Wanted
 
 MOST_CHOICES = 60
 MOST_SETTINGS = 40

@@ -6,11 +6,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from experiments.block_numbers import block_number
-from experiments.outcomes import BlockState, Outcome, TrialState
-from experiments.reporting.table import Tone
-from service.schemas.ablations import AblationPublic
-from service.store.ablations.ablations import grid_trials
+from ablate.experiments.block_numbers import block_number
+from ablate.experiments.outcomes import BlockState, Outcome, TrialState
+from ablate.experiments.reporting.table import Tone
+from ablate.service.schemas.ablations import AblationPublic
+from ablate.service.store.ablations.ablations import grid_trials
 
 MOST_CELLS = 900
 """Larger grids show the blocks around the first unfinished one."""

@@ -7,21 +7,21 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from experiments.analysis.noise.history import history_of
-from experiments.analysis.noise.history_series import MIN_POINTS, HistorySeries, LevelChange
-from experiments.design.arms import read_config
-from experiments.design.listings import gates_of
-from experiments.design.metrics import METRICS
-from experiments.design.packages import recipe_names
-from experiments.digest import canonical_json
-from experiments.reporting import wording
-from experiments.reporting.table import Cell, Table, Tone, codes, numbers, row, texts
-from service.http.links import below
-from service.http.problems import check_known
-from service.store.ablations.history import baseline_runs, judged_with
-from service.store.tables import rfc3339
-from service.web.ablation_page import changed_gates
-from service.web.answers import read_answer
+from ablate.experiments.analysis.noise.history import history_of
+from ablate.experiments.analysis.noise.history_series import MIN_POINTS, HistorySeries, LevelChange
+from ablate.experiments.design.arms import read_config
+from ablate.experiments.design.listings import gates_of
+from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.design.packages import recipe_names
+from ablate.experiments.digest import canonical_json
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.table import Cell, Table, Tone, codes, numbers, row, texts
+from ablate.service.http.links import below
+from ablate.service.http.problems import check_known
+from ablate.service.store.ablations.history import baseline_runs, judged_with
+from ablate.service.store.tables import rfc3339
+from ablate.service.web.ablation_page import changed_gates
+from ablate.service.web.answers import read_answer
 
 METRIC = "tokens_per_s"
 MOST_ANSWERS = 60

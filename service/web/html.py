@@ -13,14 +13,14 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment
 from starlette.exceptions import HTTPException
 
-from experiments.reporting import wording
-from experiments.reporting.pages.page_templates import TEMPLATES, make_environment
-from experiments.reporting.pictures.theme import theme_css
-from experiments.reporting.wording import duration
-from service.errors import NotFound
-from service.http import problems
-from service.http.links import below
-from service.schemas.problems import Problem
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.pages.page_templates import TEMPLATES, make_environment
+from ablate.experiments.reporting.pictures.theme import theme_css
+from ablate.experiments.reporting.wording import duration
+from ablate.service.errors import NotFound
+from ablate.service.http import problems
+from ablate.service.http.links import below
+from ablate.service.schemas.problems import Problem
 
 _LOADS = "default-src 'none'; script-src 'self'; img-src 'self' data:; connect-src 'self'; "
 _LEADS = "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"

@@ -11,16 +11,16 @@ from cachetools import LRUCache, TTLCache, cached
 from markupsafe import Markup
 from sqlalchemy import Connection
 
-from experiments.block_numbers import block_name
-from experiments.reporting import wording
-from service.store.ablations import results
-from service.store.nodes import nodes
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.reporting import wording
+from ablate.service.store.ablations import results
+from ablate.service.store.nodes import nodes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from experiments.reporting.pictures.drawing import ArmStyle
+    from ablate.experiments.reporting.pictures.drawing import ArmStyle
 
 WIDTH_IN, HEIGHT_IN = 5.8, 2.6
 FRESH_S = 5.0
@@ -163,7 +163,7 @@ def draw_arms(
     """Return the picture of one quantity; None without two points of one trial."""
     from matplotlib.ticker import MaxNLocator  # matplotlib would add a second to the API's start
 
-    from experiments.reporting.pictures import drawing
+    from ablate.experiments.reporting.pictures import drawing
 
     finished = [one for one in finished if one.arm in arms and len(one.curve) > 1]
     running = [one for one in running if one.arm in arms and len(one.curve) > 1]
@@ -233,7 +233,7 @@ def curves_of_arm(arm: str, finished: Sequence[TrialCurve], running: Sequence[Tr
 
 
 def _draw(axes: "Axes", curves: ArmCurves, style: "ArmStyle") -> None:
-    from experiments.reporting.pictures import drawing
+    from ablate.experiments.reporting.pictures import drawing
 
     steps = drawing.thin(list(curves.mean), MOST_POINTS)
     low, mean, high = ([curve[step] for step in steps] for curve in (curves.low, curves.mean, curves.high))

@@ -14,14 +14,14 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.background import BackgroundTask
 
-from experiments.system.http_clients import connection_options, reason
-from experiments.system.setting_values import without_credentials
-from service.errors import Forbidden, NotFound, Unavailable
-from service.http.deps import ServicesDep
-from service.http.links import below
-from service.settings import MLFLOW_PAGES, ServiceSettings
-from service.web.html import PageRoute
-from service.web.sessions import ReadingVisitor
+from ablate.experiments.system.http_clients import connection_options, reason
+from ablate.experiments.system.setting_values import without_credentials
+from ablate.service.errors import Forbidden, NotFound, Unavailable
+from ablate.service.http.deps import ServicesDep
+from ablate.service.http.links import below
+from ablate.service.settings import MLFLOW_PAGES, ServiceSettings
+from ablate.service.web.html import PageRoute
+from ablate.service.web.sessions import ReadingVisitor
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from experiments.design.gates import BACK_ENDS
-from experiments.reporting import wording
-from experiments.reporting.table import Cell, Table, Tone, row, texts
-from kernels.backends import Lane
-from service.schemas.nodes import NodePublic
+from ablate.experiments.design.gates import BACK_ENDS
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.table import Cell, Table, Tone, row, texts
+from ablate.kernels.backends import Lane
+from ablate.service.schemas.nodes import NodePublic
 
 _TRIED = (*map(str, Lane), *BACK_ENDS)
 _ENDS = {

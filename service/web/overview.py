@@ -7,21 +7,21 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from experiments.analysis.noise.calibrate import serials_of
-from experiments.block_numbers import block_name
-from experiments.design.aa_spec import ADMITTING_BLOCKS
-from experiments.outcomes import AblationState
-from experiments.reporting.wording import duration
-from service.http.links import below
-from service.lifecycle import OVER
-from service.routes.ablations import public
-from service.routes.nodes import nodes_public
-from service.schemas.ablations import AblationPublic
-from service.schemas.nodes import CalibrationPublic, NodePublic
-from service.settings import ServiceSettings
-from service.store import tables as stored
-from service.store.ablations import ablations
-from service.web.answers import VariantLine, read_answer
+from ablate.experiments.analysis.noise.calibrate import serials_of
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
+from ablate.experiments.outcomes import AblationState
+from ablate.experiments.reporting.wording import duration
+from ablate.service.http.links import below
+from ablate.service.lifecycle import OVER
+from ablate.service.routes.ablations import public
+from ablate.service.routes.nodes import nodes_public
+from ablate.service.schemas.ablations import AblationPublic
+from ablate.service.schemas.nodes import CalibrationPublic, NodePublic
+from ablate.service.settings import ServiceSettings
+from ablate.service.store import tables as stored
+from ablate.service.store.ablations import ablations
+from ablate.service.web.answers import VariantLine, read_answer
 
 
 def age_s(rfc3339: str) -> float:

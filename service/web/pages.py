@@ -6,24 +6,24 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from service.http import links
-from service.http.deps import AblationId, ServicesDep
-from service.http.event_streams import streams_of
-from service.http.links import below
-from service.routes.history import read_noise
-from service.routes.nodes import nodes_public
-from service.routes.sessions import SessionName
-from service.store.ablations import names
-from service.store.ablations.ablations import last_event
-from service.store.ablations.results import latest_experiment
-from service.web.ablation_page import ablation_page, live_part, trace_of
-from service.web.compare_page import compare_page
-from service.web.history_page import history_page
-from service.web.html import PICTURE_POLICY, PageRoute, compressed, page
-from service.web.nodes_page import nodes_page
-from service.web.overview import overview
-from service.web.session_page import session_page, sessions_table
-from service.web.sessions import ReadingVisitor
+from ablate.service.http import links
+from ablate.service.http.deps import AblationId, ServicesDep
+from ablate.service.http.event_streams import streams_of
+from ablate.service.http.links import below
+from ablate.service.routes.history import read_noise
+from ablate.service.routes.nodes import nodes_public
+from ablate.service.routes.sessions import SessionName
+from ablate.service.store.ablations import names
+from ablate.service.store.ablations.ablations import last_event
+from ablate.service.store.ablations.results import latest_experiment
+from ablate.service.web.ablation_page import ablation_page, live_part, trace_of
+from ablate.service.web.compare_page import compare_page
+from ablate.service.web.history_page import history_page
+from ablate.service.web.html import PICTURE_POLICY, PageRoute, compressed, page
+from ablate.service.web.nodes_page import nodes_page
+from ablate.service.web.overview import overview
+from ablate.service.web.session_page import session_page, sessions_table
+from ablate.service.web.sessions import ReadingVisitor
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 

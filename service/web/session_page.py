@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from experiments.outcomes import ProposalOutcome
-from experiments.reporting import wording
-from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
-from service.http.links import below
-from service.principals import Principal
-from service.routes.sessions import all_sessions, session_path
-from service.schemas.sessions import ProposalPublic, SessionPath, SessionPublic
+from ablate.experiments.outcomes import ProposalOutcome
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
+from ablate.service.http.links import below
+from ablate.service.principals import Principal
+from ablate.service.routes.sessions import all_sessions, session_path
+from ablate.service.schemas.sessions import ProposalPublic, SessionPath, SessionPublic
 
 _TONES = {
     ProposalOutcome.KEEP: Tone.GOOD,

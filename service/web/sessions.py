@@ -11,13 +11,13 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request, Response
 from sqlalchemy import Row
 
-from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
-from service.http.deps import Services, ServicesDep, media_type
-from service.http.links import below
-from service.principals import Principal, Scope
-from service.store.access import web_sessions
-from service.store.access.web_sessions import SESSION_S, SecretKind
-from service.store.session import Store
+from ablate.service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
+from ablate.service.http.deps import Services, ServicesDep, media_type
+from ablate.service.http.links import below
+from ablate.service.principals import Principal, Scope
+from ablate.service.store.access import web_sessions
+from ablate.service.store.access.web_sessions import SESSION_S, SecretKind
+from ablate.service.store.session import Store
 
 COOKIE = "ablate_session"
 FORM_TYPE = "application/x-www-form-urlencoded"

@@ -9,17 +9,17 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy import Row
 
-from service.errors import NotFound, NotYet, Unauthorized
-from service.http.deps import ServicesDep
-from service.http.links import below
-from service.http.responses import html_page
-from service.routes.share_links import SHARE
-from service.routes.tokens import SIGN_IN
-from service.store.access import share_links, web_sessions
-from service.store.access.web_sessions import SecretKind
-from service.store.session import Store
-from service.web.html import PageRoute, page
-from service.web.sessions import (
+from ablate.service.errors import NotFound, NotYet, Unauthorized
+from ablate.service.http.deps import ServicesDep
+from ablate.service.http.links import below
+from ablate.service.http.responses import html_page
+from ablate.service.routes.share_links import SHARE
+from ablate.service.routes.tokens import SIGN_IN
+from ablate.service.store.access import share_links, web_sessions
+from ablate.service.store.access.web_sessions import SecretKind
+from ablate.service.store.session import Store
+from ablate.service.web.html import PageRoute, page
+from ablate.service.web.sessions import (
     COOKIE,
     FormDep,
     ReadingVisitor,

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.stack import part_processes
+from ablate.service.stack import part_processes
 from tests.acceptance.test_stack import EXACT, Home
 from tests.waiting import LIMIT_S, until
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.records.receipt_check import verify
+from ablate.experiments.records.receipt_check import verify
 from tests.acceptance.test_own_code import answer, is_projected
 from tests.acceptance.test_stack import PAUSE_S, Home
 from tests.mlflow_contents import contents

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.design.aa_spec import CONTENT_TYPE
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.outcomes import ExitCode
-from experiments.records.plan_file import make_plan_file
-from experiments.system import console
-from service.client.settings import get_client_settings
-from service.settings import get_settings
+from ablate.experiments.design.aa_spec import CONTENT_TYPE
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.outcomes import ExitCode
+from ablate.experiments.records.plan_file import make_plan_file
+from ablate.experiments.system import console
+from ablate.service.client.settings import get_client_settings
+from ablate.service.settings import get_settings
 from tests.api_stack import SIGNER
 from tests.architecture.pages import ROOT
 from tests.bundles import make_bundle, make_file, write_folder

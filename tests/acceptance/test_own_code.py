@@ -14,8 +14,8 @@ import httpx
 import pytest
 import yaml
 
-from experiments.records.code_archive import pack_code, pack_commit
-from experiments.records.receipt_check import verify
+from ablate.experiments.records.code_archive import pack_code, pack_commit
+from ablate.experiments.records.receipt_check import verify
 from tests.acceptance.test_stack import PAUSE_S, Home
 from tests.programs import LOOP, write_program
 from tests.waiting import until

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.records.receipt_check import verify
+from ablate.experiments.records.receipt_check import verify
 from tests.acceptance.test_own_code import answer
 from tests.acceptance.test_stack import ROOT, Home
 from tests.waiting import LIMIT_S
@@ -38,7 +38,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, python: Path) -> Iterator[Home]:
-    program = "from experiments.system.console import main; main()"
+    program = "from ablate.experiments.system.console import main; main()"
     made = Home(tmp_path / "home", (str(python), "-c", program))
     made.environment |= {"ABLATE_CONTROL_EVERY": "0", "PYTHONPATH": ""}
     yield made

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from experiments.outcomes import AblationState
-from experiments.reporting.pages import report
-from experiments.reporting.pictures import registry
-from experiments.reporting.view import AblationView
+from ablate.experiments.outcomes import AblationState
+from ablate.experiments.reporting.pages import report
+from ablate.experiments.reporting.pictures import registry
+from ablate.experiments.reporting.view import AblationView
 from tests import browser as browsers
 from tests import views
 

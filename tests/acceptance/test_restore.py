@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from service.errors import StackError
-from service.stack.backup import back_up, restore
-from service.stack.layout import StackFiles
-from service.store import migrate
-from service.store.session import Store
+from ablate.service.errors import StackError
+from ablate.service.stack.backup import back_up, restore
+from ablate.service.stack.layout import StackFiles
+from ablate.service.store import migrate
+from ablate.service.store.session import Store
 from tests.acceptance.test_stack import EXACT, Home
 from tests.mlflow_contents import contents
 
@@ -137,7 +137,7 @@ def test_a_copy_that_fails_leaves_the_database_in_place(tmp_path: Path, monkeypa
         (fills_the_disk, "No space"),
         (lambda _from, to: to.write_bytes(b"x"), "not an Ablate backup"),
     ):
-        monkeypatch.setattr("service.stack.backup.shutil.copyfile", copies)
+        monkeypatch.setattr("ablate.service.stack.backup.shutil.copyfile", copies)
         with pytest.raises((OSError, StackError), match=problem):
             restore(f"sqlite:///{database}", file, StackFiles(home=database.parent))
         assert [path.name for path in database.parent.iterdir()] == ["ablate.db"]

@@ -18,8 +18,8 @@ import psutil
 import pytest
 from redis import AuthenticationError, Redis
 
-from experiments.system.wake import celery_app, wake_subscription
-from service.stack import part_processes
+from ablate.experiments.system.wake import celery_app, wake_subscription
+from ablate.service.stack import part_processes
 from tests.acceptance.test_stack import EXACT, Home
 from tests.receiver import Receiver, receiving
 from tests.waiting import LIMIT_S, until

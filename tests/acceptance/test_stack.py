@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from experiments.system.processes import is_alive
-from service.stack import part_processes
-from service.stack.layout import MLFLOW_USER, StackFiles
+from ablate.experiments.system.processes import is_alive
+from ablate.service.stack import part_processes
+from ablate.service.stack.layout import MLFLOW_USER, StackFiles
 from tests.architecture.pages import ROOT
 from tests.waiting import until
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from experiments.design.listings import public_gates
-from experiments.outcomes import ExitCode
-from service.cli.commands import gates
-from service.lifecycle import MOVES, STATE_EVENTS
+from ablate.experiments.design.listings import public_gates
+from ablate.experiments.outcomes import ExitCode
+from ablate.service.cli.commands import gates
+from ablate.service.lifecycle import MOVES, STATE_EVENTS
 from tests.architecture.recipes_page import recipes_page
 from tests.architecture.spec_page import spec_page
 

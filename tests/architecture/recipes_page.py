@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from experiments.design.gate import show
-from experiments.design.listings import RecipePublic, public_recipes
-from service.cli.commands.recipes import layers, meant_for
+from ablate.experiments.design.gate import show
+from ablate.experiments.design.listings import RecipePublic, public_recipes
+from ablate.service.cli.commands.recipes import layers, meant_for
 
 _HEAD = """\
 # Recipes

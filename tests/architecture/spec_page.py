@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from experiments.design.metrics import METRICS, PRIMARY_METRICS, REQUIRED_METRICS
-from experiments.design.plan import is_resident
-from experiments.design.recipes import OVERRIDES, RECIPES, SHARED, Override, Recipe
-from experiments.design.spec import ablation_json_schema
-from experiments.design.spec_values import DURATION_PATTERN, NAME_PATTERN, PERCENT_PATTERN
-from kernels.backends import NODE_CLASSES
-from model.measurements import Metric
+from ablate.experiments.design.metrics import METRICS, PRIMARY_METRICS, REQUIRED_METRICS
+from ablate.experiments.design.plan import is_resident
+from ablate.experiments.design.recipes import OVERRIDES, RECIPES, SHARED, Override, Recipe
+from ablate.experiments.design.spec import ablation_json_schema
+from ablate.experiments.design.spec_values import DURATION_PATTERN, NAME_PATTERN, PERCENT_PATTERN
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.model.measurements import Metric
 
 Schema = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from experiments.system import console
+from ablate.experiments.system import console
 from tests.architecture.pages import ROOT
 from tests.console_blocks import KINDS, PAGES, all_commands, commands_of
 

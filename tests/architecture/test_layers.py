@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import kernels
-from experiments.outcomes import ExitCode
-from experiments.records.plan_file import plan_file_text
-from service.cli import commands
+from ablate.experiments.outcomes import ExitCode
+from ablate.experiments.records.plan_file import plan_file_text
+from ablate.service.cli import commands
 from tests.architecture.pages import ROOT
 from tests.bundles import make_file
 
@@ -24,10 +23,6 @@ def test_import_contracts_hold() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_kernels_is_ours_and_not_the_package_of_that_name() -> None:
-    assert Path(kernels.__file__ or "").is_relative_to(ROOT)
-
-
 def _python(code: str, *, text: str | None = None) -> str:
     """Run code in a fresh interpreter and return its output."""
     command = [sys.executable, "-c", code]
@@ -39,7 +34,7 @@ def _python(code: str, *, text: str | None = None) -> str:
 def test_programs_start_without_heavy_packages() -> None:
     code = (
         "import sys\n"
-        "import experiments.system.console, service.app, service.background.main\n"
+        "import ablate.experiments.system.console, ablate.service.app, ablate.service.background.main\n"
         "print(sorted({'torch', 'jax', 'tilelang', 'mlflow'} & set(sys.modules)))"
     )
     assert _python(code) == "[]"
@@ -49,8 +44,8 @@ def test_node_needs_no_scipy_nor_does_reading_a_plan_file() -> None:
     code = (
         "import sys\n"
         "sys.modules['scipy'] = None\n"
-        "from experiments.records.plan_file import differences, read_plan_file\n"
-        "import experiments.design.plan, workers.offline.cli, workers.serve\n"
+        "from ablate.experiments.records.plan_file import differences, read_plan_file\n"
+        "import ablate.experiments.design.plan, ablate.workers.offline.cli, ablate.workers.serve\n"
         "print(differences(read_plan_file(sys.stdin.buffer.read())))\n"
     )
     assert _python(code, text=plan_file_text(make_file())) == "[]"
@@ -58,7 +53,15 @@ def test_node_needs_no_scipy_nor_does_reading_a_plan_file() -> None:
 
 HEAVY = ("torch", "jax", "tilelang", "mlflow", "matplotlib", "ruptures", "sqlalchemy", "fastapi", "scipy", "numpy")
 SETTINGS = "pydantic_settings"
-UNUSED = (*HEAVY, SETTINGS, "yaml", "experiments.design.spec", "experiments.analysis", "service.cli.commands.show")
+SPEC, RECEIPTS = "ablate.experiments.design.spec", "ablate.experiments.records.receipts"
+UNUSED = (
+    *HEAVY,
+    SETTINGS,
+    "yaml",
+    "ablate.experiments.design.spec",
+    "ablate.experiments.analysis",
+    "ablate.service.cli.commands.show",
+)
 """What a command does not use that asks the service and shows a table."""
 MOST_MODULES = 480
 """A few more than Python, Typer, pydantic, httpx, rich and the command take; 571 took 0.44 s of a quiet processor."""
@@ -68,12 +71,12 @@ STARTS = [
     ("--version", (*UNUSED, "pydantic", "httpx", "rich")),
     *((f"{command} --help", UNUSED) for command in ("list", "nodes", "watch", "report", "plan")),
     ("show --help", UNUSED[:-1]),
-    ("history --help", (*HEAVY, SETTINGS, "yaml", "experiments.records.receipts")),
-    ("verdict --help", (*HEAVY, SETTINGS, "yaml", "experiments.design.spec", "experiments.records.receipts")),
-    ("status --help", (*HEAVY, "experiments.design.spec")),
+    ("history --help", (*HEAVY, SETTINGS, "yaml", RECEIPTS)),
+    ("verdict --help", (*HEAVY, SETTINGS, "yaml", SPEC, RECEIPTS)),
+    ("status --help", (*HEAVY, SPEC)),
 ]
 """Commands of the service in an order in which no earlier one may import what a later one must not."""
-WORKER_STARTS = [("worker --help", ("service.cli.service_commands", "sqlalchemy", "fastapi"))]
+WORKER_STARTS = [("worker --help", ("ablate.service.cli.service_commands", "sqlalchemy", "fastapi"))]
 
 
 @pytest.mark.parametrize("starts", [STARTS, WORKER_STARTS], ids=["service", "worker"])
@@ -81,7 +84,7 @@ def test_a_command_starts_without_what_it_does_not_use(starts: list[tuple[str, t
     """Run the commands one after another in one process, so modules accumulate."""
     code = (
         "import sys\n"
-        "from experiments.system.console import main\n"
+        "from ablate.experiments.system.console import main\n"
         f"for words, unused in {starts!r}:\n"
         "    sys.argv[1:] = words.split()\n"
         "    try:\n        main()\n"
@@ -102,7 +105,7 @@ def test_no_command_that_asks_the_service_imports_what_judges_or_serves() -> Non
     assert len(names) > 20
     code = (
         "import sys\nfrom importlib import import_module\n"
-        f"for name in {names!r}:\n    import_module('service.cli.commands.' + name)\n"
+        f"for name in {names!r}:\n    import_module('ablate.service.cli.commands.' + name)\n"
         f"print(sorted({{*{HEAVY!r}, {SETTINGS!r}}} & set(sys.modules)))\n"
     )
     assert _python(code) == "[]"
@@ -114,7 +117,7 @@ def test_asking_a_service_takes_few_modules(words: list[str]) -> None:
     code = (
         "import sys\n"
         f"sys.argv[1:] = {words!r}\n"
-        "from experiments.system.console import main\n"
+        "from ablate.experiments.system.console import main\n"
         "try:\n    main()\n"
         f"finally:\n    print(len(sys.modules), sorted({{*{HEAVY!r}, {SETTINGS!r}}} & set(sys.modules)))\n"
     )
@@ -134,7 +137,7 @@ def test_help_needs_no_package_of_a_server_and_names_what_is_missing() -> None:
         "absent = ['torch', 'jax', 'tilelang', 'mlflow', 'sqlalchemy', 'fastapi', 'scipy']\n"
         "sys.modules.update(dict.fromkeys(absent))\n"
         "sys.argv[1:] = ['--help']\n"
-        "from experiments.system.console import main\n"
+        "from ablate.experiments.system.console import main\n"
         "main()\n"
     )
     help_text = _python(code).replace("\N{BOX DRAWINGS LIGHT VERTICAL}", " ").split()

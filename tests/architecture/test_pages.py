@@ -5,9 +5,9 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
-from service.settings import ServiceSettings
+from ablate.service.settings import ServiceSettings
+from ablate.workers.settings import Settings
 from tests.architecture import pages
-from workers.settings import Settings
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

@@ -11,22 +11,22 @@ import sys
 import pytest
 from pydantic import BaseModel
 
-from experiments.design import recipes
-from experiments.outcomes import FailureClass
-from experiments.reporting.pictures import registry
-from experiments.reporting.pictures.drawing import Picture
-from model.config import BLOCK_KINDS
-from model.counts import BLOCK_FLOPS, BLOCK_PARAMETERS
-from model.hybrid import MIXERS
-from service import routes
-from service.client.settings import ClientSettings
-from service.settings import ServiceSettings
+from ablate.experiments.design import recipes
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.reporting.pictures import registry
+from ablate.experiments.reporting.pictures.drawing import Picture
+from ablate.model.config import BLOCK_KINDS
+from ablate.model.counts import BLOCK_FLOPS, BLOCK_PARAMETERS
+from ablate.model.hybrid import MIXERS
+from ablate.service import routes
+from ablate.service.client.settings import ClientSettings
+from ablate.service.settings import ServiceSettings
+from ablate.workers.settings import Settings
 from tests.architecture.pages import PACKAGES, ROOT, SOURCES, nodes
 from tests.architecture.test_pages import DOCUMENTS
 from tests.architecture.test_shape import OPERATIONS
 from tests.factories import make_plan, make_receipt
 from tests.golden.freeze_openapi import document
-from workers.settings import Settings
 
 NOT_FOR_THE_CLIENT = {"/v1/schema/ablation.json"}
 """`ablate schema` writes it without a service."""
@@ -54,7 +54,7 @@ def test_every_failure_class_is_told_by_somebody() -> None:
 
 def test_every_route_is_served() -> None:
     names = [module.name for module in pkgutil.iter_modules(routes.__path__)]
-    routers = [importlib.import_module(f"service.routes.{name}").router for name in names]
+    routers = [importlib.import_module(f"ablate.service.routes.{name}").router for name in names]
     declared = {route.operation_id for router in routers for route in router.routes}
     served = {operation["operationId"] for item in document()["paths"].values() for operation in item.values()}
     assert declared == served
@@ -73,7 +73,7 @@ def test_the_python_client_speaks_every_route_for_people() -> None:
 
 def test_every_picture_is_shown() -> None:
     modules = [
-        importlib.import_module(f"experiments.reporting.pictures.{path.stem}")
+        importlib.import_module(f"ablate.experiments.reporting.pictures.{path.stem}")
         for path in (ROOT / "experiments/reporting/pictures").glob("*.py")
     ]
     drawn = {
@@ -103,16 +103,16 @@ NEW_MEASUREMENT = """
 READ_IT = """
 import sys, types
 source = sys.stdin.read()
-module = types.ModuleType("model.measurements")
-sys.modules["model.measurements"] = module
+module = types.ModuleType("ablate.model.measurements")
+sys.modules["ablate.model.measurements"] = module
 exec(compile(source, "measurements.py", "exec"), module.__dict__)
 
-from experiments import documents
-from experiments.design.metrics import METRICS
-from experiments.records.receipts import Receipt, read_metric
-from model.training.train import TrainResult
+from ablate.experiments import documents
+from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.records.receipts import Receipt, read_metric
+from ablate.model.training.train import TrainResult
 from tests.factories import make_plan, make_receipt
-from workers.trials.result import TrialResult
+from ablate.workers.trials.result import TrialResult
 
 assert "energy_j" in TrainResult.model_fields
 result = TrialResult.partial(energy_j=7.5)

@@ -26,15 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.design.recipes import RECIPES
-from model.config import CONTEXT_ATTENTION, MeshConfig, TrainConfig, check_context_parallel
-from model.data.packing import Batch
-from model.hybrid import Hybrid, build
-from model.parallel.context import PieceExchange, row_piece, spread_rows
-from model.parallel.ranks import Ranks
-from model.training.loss import cross_entropy
-from model.training.measurement import PeakMeter
-from model.training.optim_step import DeviceBatch, to_device
+from ablate.experiments.design.recipes import RECIPES
+from ablate.model.config import CONTEXT_ATTENTION, MeshConfig, TrainConfig, check_context_parallel
+from ablate.model.data.packing import Batch
+from ablate.model.hybrid import Hybrid, build
+from ablate.model.parallel.context import PieceExchange, row_piece, spread_rows
+from ablate.model.parallel.ranks import Ranks
+from ablate.model.training.loss import cross_entropy
+from ablate.model.training.measurement import PeakMeter
+from ablate.model.training.optim_step import DeviceBatch, to_device
 from tests.ranks import run_ranks
 
 MOST_ERROR = {"float32": 1e-4, "bfloat16": 0.1}

@@ -19,24 +19,24 @@ from unittest.mock import patch
 import typer
 import yaml
 
-from experiments.analysis.judge import judge
-from experiments.analysis.noise.admission import admission_of, keep_ledger, mending_command
-from experiments.analysis.noise.calibrate import calibrations_of
-from experiments.analysis.statistics import log_ratio
-from experiments.analysis.verdicts import VariantVerdict
-from experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, REPEAT, calibration_spec
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.design.power import PLANNED_POWER, alpha_of, blocks_to_detect
-from experiments.design.spec import MIN_BLOCKS
-from experiments.outcomes import AblationState
-from experiments.records.bundle import Bundle, attempt_records
-from experiments.records.calibration import Calibration
-from experiments.records.circumstances import Circumstances, EarlierAblation, Family
-from experiments.records.plan_file import make_plan_file, plan_file_text, read_plan_file
-from service.cli.offline import read_bundle
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.noise.admission import admission_of, keep_ledger, mending_command
+from ablate.experiments.analysis.noise.calibrate import calibrations_of
+from ablate.experiments.analysis.statistics import log_ratio
+from ablate.experiments.analysis.verdicts import VariantVerdict
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, REPEAT, calibration_spec
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.power import PLANNED_POWER, alpha_of, blocks_to_detect
+from ablate.experiments.design.spec import MIN_BLOCKS
+from ablate.experiments.outcomes import AblationState
+from ablate.experiments.records.bundle import Bundle, attempt_records
+from ablate.experiments.records.calibration import Calibration
+from ablate.experiments.records.circumstances import Circumstances, EarlierAblation, Family
+from ablate.experiments.records.plan_file import make_plan_file, plan_file_text, read_plan_file
+from ablate.service.cli.offline import read_bundle
+from ablate.workers.offline import cli
 from tests.bench.planting import planting_server
-from workers.offline import cli
 
 LIKE = Path(__file__).with_suffix(".yaml")
 

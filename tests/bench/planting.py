@@ -6,9 +6,9 @@ from functools import partial, wraps
 from typing import Any
 from unittest.mock import patch
 
-from workers.processes import trial
-from workers.processes.forkserver import ForkServer
-from workers.trials.result import TrialOrder
+from ablate.workers.processes import trial
+from ablate.workers.processes.forkserver import ForkServer
+from ablate.workers.trials.result import TrialOrder
 
 
 def planting_server(trials: frozenset[str], share: float) -> Callable[[], ForkServer]:
@@ -19,7 +19,7 @@ def planting_server(trials: frozenset[str], share: float) -> Callable[[], ForkSe
 def run_slower(order: TrialOrder, *, trials: frozenset[str], share: float) -> None:
     """Run one trial in its own process, as every trial, slower if it was chosen."""
     if order.trial_id in trials:
-        from model.training import optim_step, train
+        from ablate.model.training import optim_step, train
 
         start = [time.perf_counter()]
         patch.object(optim_step, "learning_rate", _begins(optim_step.learning_rate, start)).start()

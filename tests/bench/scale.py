@@ -25,9 +25,9 @@ from uuid import uuid4
 import httpx
 import psutil
 
-from service.http.openapi import JSON_EXAMPLE
-from service.store.session import Store
-from service.web.sessions import COOKIE
+from ablate.service.http.openapi import JSON_EXAMPLE
+from ablate.service.store.session import Store
+from ablate.service.web.sessions import COOKIE
 from tests.api_stack import ADMIN, WORKER, Api, database_url, nobody_url
 from tests.bench.plain_client import PlainClient
 from tests.bench.processes import say, server
@@ -198,7 +198,7 @@ def served(kind: str) -> Iterator[tuple[Api, psutil.Process]]:
             "ABLATE_MLFLOW_URL": nobody_url(),
             "ABLATE_CONTROL_EVERY": "0",
         }
-        command = [sys.executable, "-m", "service.app"]
+        command = [sys.executable, "-m", "ablate.service.app"]
         process = stack.enter_context(server(command, port, environment=environment, ready="/healthz"))
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         base = f"http://127.0.0.1:{port}"

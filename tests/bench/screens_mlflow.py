@@ -6,15 +6,15 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page
 
-from experiments.analysis.noise.calibrate import calibrate
-from experiments.outcomes import AblationState
-from experiments.records.circumstances import Admission, Circumstances
-from experiments.reporting.mlflow.sink import Projection, Sink
-from experiments.reporting.mlflow.views import VARIANTS
-from experiments.reporting.pages import report
-from experiments.reporting.view import AblationView
-from experiments.system.setting_values import credentials_of, without_credentials
-from service.http import links
+from ablate.experiments.analysis.noise.calibrate import calibrate
+from ablate.experiments.outcomes import AblationState
+from ablate.experiments.records.circumstances import Admission, Circumstances
+from ablate.experiments.reporting.mlflow.sink import Projection, Sink
+from ablate.experiments.reporting.mlflow.views import VARIANTS
+from ablate.experiments.reporting.pages import report
+from ablate.experiments.reporting.view import AblationView
+from ablate.experiments.system.setting_values import credentials_of, without_credentials
+from ablate.service.http import links
 from tests import mlflow_server, views
 from tests.calibrations import KEY, noisy_blocks
 

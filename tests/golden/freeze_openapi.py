@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from service.app import create_app
-from service.settings import ServiceSettings
+from ablate.service.app import create_app
+from ablate.service.settings import ServiceSettings
 
 GOLDEN = Path(__file__).with_name("openapi.json")
 _WORDS = frozenset({"description", "example", "examples", "summary", "title", "tags"})

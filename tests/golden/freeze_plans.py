@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments.catalog.files import catalog_names
-from experiments.design.plan import make_plan, questions
-from experiments.errors import SpecError
+from ablate.experiments.catalog.files import catalog_names
+from ablate.experiments.design.plan import make_plan, questions
+from ablate.experiments.errors import SpecError
 from tests.factories import catalog_spec
 
 GOLDEN = Path(__file__).with_name("plans.json")

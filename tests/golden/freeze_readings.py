@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.design.gate_readings import read_gates
-from experiments.design.gates import GATES
-from experiments.records.receipts import SCHEMA_VERSION
-from kernels.scan_switches import ScanFact
-from model.facts import ModelFact
+from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.gates import GATES
+from ablate.experiments.records.receipts import SCHEMA_VERSION
+from ablate.kernels.scan_switches import ScanFact
+from ablate.model.facts import ModelFact
 
 GOLDEN = Path(__file__).with_name("readings.json")
 ADVICE = "raise SCHEMA_VERSION of receipts, then run `make golden`"

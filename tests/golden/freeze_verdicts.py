@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.analysis.judge import judge
-from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.records.circumstances import CALIBRATED, UNCALIBRATED
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec
 
 GOLDEN = Path(__file__).with_name("verdicts.json")

@@ -5,12 +5,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.design.kinds.built_in import BuiltInArm
-from experiments.system.isolation import use_temporary
-from workers.paths import WorkPaths
-from workers.processes.forkserver import ForkServer
-from workers.processes.trial import _detach
-from workers.trials.result import TrialOrder
+from ablate.experiments.design.kinds.built_in import BuiltInArm
+from ablate.experiments.system.isolation import use_temporary
+from ablate.workers.paths import WorkPaths
+from ablate.workers.processes.forkserver import ForkServer
+from ablate.workers.processes.trial import _detach
+from ablate.workers.trials.result import TrialOrder
 
 PREAMBLE = """
 import errno, json, os, shutil, signal, socket, subprocess, sys, time

@@ -5,16 +5,16 @@ import math
 import sys
 from pathlib import Path
 
+from ablate.workers.blocks.block_runner import BlockRunner, NodeContext
+from ablate.workers.identity import node as nodes
+from ablate.workers.lease import Lease, boot_time_s
+from ablate.workers.paths import WorkPaths
+from ablate.workers.processes.forkserver import ForkServer
+from ablate.workers.processes.guardian import Guardian
+from ablate.workers.processes.runner import TrialRunner
+from ablate.workers.processes.trial_output import BlockOutput
+from ablate.workers.processes.wake_event import WakeEvent
 from tests.integration.worker_service import block, built_in_arm, corpus
-from workers.blocks.block_runner import BlockRunner, NodeContext
-from workers.identity import node as nodes
-from workers.lease import Lease, boot_time_s
-from workers.paths import WorkPaths
-from workers.processes.forkserver import ForkServer
-from workers.processes.guardian import Guardian
-from workers.processes.runner import TrialRunner
-from workers.processes.trial_output import BlockOutput
-from workers.processes.wake_event import WakeEvent
 
 
 def main() -> None:

@@ -11,29 +11,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.analysis.judge import judge
-from experiments.design import arms
-from experiments.design.gate import Claim, Facts
-from experiments.design.gate_readings import GateReading, declared_readings
-from experiments.design.kinds.kind import Draft, Drafts
-from experiments.design.kinds.program import ProgramArm, shared_fields
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.design.spec import AblationSpec
-from experiments.design.workload import Workload
-from experiments.outcomes import BASELINE
-from experiments.records.circumstances import CALIBRATED
-from experiments.records.plan_file import make_plan_file, plan_file_text, read_plan_file
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.design import arms
+from ablate.experiments.design.gate import Claim, Facts
+from ablate.experiments.design.gate_readings import GateReading, declared_readings
+from ablate.experiments.design.kinds.kind import Draft, Drafts
+from ablate.experiments.design.kinds.program import ProgramArm, shared_fields
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.workload import Workload
+from ablate.experiments.outcomes import BASELINE
+from ablate.experiments.records.circumstances import CALIBRATED
+from ablate.experiments.records.plan_file import make_plan_file, plan_file_text, read_plan_file
+from ablate.workers.blocks.block_runner import BlockRunner, NodeContext
+from ablate.workers.identity import node as nodes
+from ablate.workers.lease import Lease, boot_time_s
+from ablate.workers.paths import WorkPaths
+from ablate.workers.processes.forkserver import ForkServer
+from ablate.workers.processes.guardian import Guardian
+from ablate.workers.processes.runner import TrialRunner
+from ablate.workers.processes.trial_output import BlockOutput
+from ablate.workers.processes.wake_event import WakeEvent
 from tests.factories import command_values
-from workers.blocks.block_runner import BlockRunner, NodeContext
-from workers.identity import node as nodes
-from workers.lease import Lease, boot_time_s
-from workers.paths import WorkPaths
-from workers.processes.forkserver import ForkServer
-from workers.processes.guardian import Guardian
-from workers.processes.runner import TrialRunner
-from workers.processes.trial_output import BlockOutput
-from workers.processes.wake_event import WakeEvent
 
 PROGRAM = """
 import ablate, sys

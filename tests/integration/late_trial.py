@@ -5,10 +5,10 @@ import sys
 from multiprocessing import forkserver
 from pathlib import Path
 
+from ablate.workers.processes import trial
+from ablate.workers.processes.forkserver import ForkServer
+from ablate.workers.trials.result import TrialOrder
 from tests.integration.worker_family import order
-from workers.processes import trial
-from workers.processes.forkserver import ForkServer
-from workers.trials.result import TrialOrder
 
 
 def late(order: TrialOrder) -> None:

@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from experiments.digest import SOURCE_ROOT
-from experiments.system.own_tree import _outermost, _part, _place, _place_memory
+from ablate.experiments.digest import SOURCE_ROOT
+from ablate.experiments.system.own_tree import _outermost, _part, _place, _place_memory
 
 NOBODY = 65534
 _LIBC = ctypes.CDLL(None, use_errno=True)

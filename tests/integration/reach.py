@@ -14,17 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.digest import SOURCE_ROOT
-from experiments.system.isolation import Isolation
+from ablate.experiments.system.isolation import Isolation
+from ablate.workers.environment_variables import environment_with_packages
+from ablate.workers.isolation import own_tree_problem
+from ablate.workers.lease import Lease, boot_time_s
+from ablate.workers.paths import Usage
+from ablate.workers.processes.guardian import Guardian
+from ablate.workers.processes.runner import TrialRunner
+from ablate.workers.processes.wake_event import WakeEvent
 from tests.integration.attacker import order_of, server
 from tests.integration.ordinary_user import NOBODY, become_ordinary
-from workers.environment_variables import environment_with
-from workers.isolation import own_tree_problem
-from workers.lease import Lease, boot_time_s
-from workers.paths import Usage
-from workers.processes.guardian import Guardian
-from workers.processes.runner import TrialRunner
-from workers.processes.wake_event import WakeEvent
 
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "built-in": {},
@@ -43,7 +42,7 @@ def answers_as(home: Path, probes: str, *, ordinary: bool) -> dict[str, Any]:
             os.lchown(path, NOBODY, NOBODY)
     command = [sys.executable, "-m", "tests.integration.reach", str(home)]
     begin = become_ordinary if ordinary else None
-    environment = {**environment_with(SOURCE_ROOT), "HOME": str(home)}
+    environment = {**environment_with_packages(), "HOME": str(home)}
     done = subprocess.run(
         command, cwd=home, env=environment, preexec_fn=begin, capture_output=True, text=True, check=False
     )

@@ -15,15 +15,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from workers.blocks.slices import SlicedBlock, SlicedTrial
-from workers.built_in.training import yield_to_others
-from workers.lease import Lease, StopReason, boot_time_s
-from workers.paths import WorkPaths
-from workers.processes.forkserver import ForkServer
-from workers.processes.guardian import Guardian
-from workers.processes.runner import Ending, TrialRunner
-from workers.processes.wake_event import WakeEvent
-from workers.trials.result import TrialOrder
+from ablate.workers.blocks.slices import SlicedBlock, SlicedTrial
+from ablate.workers.built_in.training import yield_to_others
+from ablate.workers.lease import Lease, StopReason, boot_time_s
+from ablate.workers.paths import WorkPaths
+from ablate.workers.processes.forkserver import ForkServer
+from ablate.workers.processes.guardian import Guardian
+from ablate.workers.processes.runner import Ending, TrialRunner
+from ablate.workers.processes.wake_event import WakeEvent
+from ablate.workers.trials.result import TrialOrder
 
 HOWS = ("returns", "exits", "is killed", "hangs")
 TIMEOUT_S = 4.0
@@ -136,7 +136,7 @@ def main() -> None:
     home, draws = Path(sys.argv[1]), int(sys.argv[2])
     chance = random.Random(20261123)  # noqa: S311 - reproducible by design
     with Guardian() as guardian:
-        server = ForkServer(preload="workers.blocks.slices", target=trainer)
+        server = ForkServer(preload="ablate.workers.blocks.slices", target=trainer)
         runner = TrialRunner(server, guardian, WakeEvent(), grace_s=5.0, preempted=lambda: False)
         wrong, seen = [], set()
         for number in range(draws):

@@ -3,7 +3,7 @@
 import os
 import time
 
-from experiments.system.processes import die_with_parent
+from ablate.experiments.system.processes import die_with_parent
 
 while os.getppid() == int(os.environ["WORKER_OF_THE_TEST"]):
     time.sleep(0.01)

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from experiments.outcomes import AttemptState, BlockState
-from service.lifecycle import OutboxKind
-from service.store import leaders
+from ablate.experiments.outcomes import AttemptState, BlockState
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store import leaders
 from tests.api_stack import running_api
 from tests.architecture.pages import ROOT
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from sqlalchemy import func, select
 
-from service.store.migrate import newest_revision
-from service.store.tables import metadata
+from ablate.service.store.migrate import newest_revision
+from ablate.service.store.tables import metadata
 from tests.api_stack import Api, api_fixture, running_api
 from tests.factories import make_spec, spec_values
 
@@ -282,7 +282,7 @@ def test_unexpected_error_is_a_problem_that_tells_nothing(api: Api, monkeypatch:
     def broken(*_args: object, **_options: object) -> None:
         raise RuntimeError("a secret detail")
 
-    monkeypatch.setattr("service.routes.nodes.nodes.list_nodes", broken)
+    monkeypatch.setattr("ablate.service.routes.nodes.nodes.list_nodes", broken)
     answer = api.get("/v1/nodes")
     problem(answer, 500)
     assert "secret" not in answer.text

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from experiments.design.metrics import METRICS
-from service.background.outbox_handlers import OutboxHandlers
-from service.lifecycle import OVER, OutboxKind
-from service.store.ablations.results import ablation_view
+from ablate.experiments.design.metrics import METRICS
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.lifecycle import OVER, OutboxKind
+from ablate.service.store.ablations.results import ablation_view
 from tests.api_stack import WORKER, Api, served_api
 from tests.integration.worker_service import corpus, processes_of, worker
 from tests.waiting import until

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
-from service.store.tables import metadata
+from ablate.service.store.tables import metadata
 from tests.api_stack import Api, api_fixture
 from tests.bad_specs import BAD, BAD_TEXTS, JSON, bad_values
 from tests.factories import spec_values

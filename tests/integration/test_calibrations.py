@@ -7,14 +7,14 @@ import httpx
 import numpy as np
 import pytest
 
-from experiments.design.aa_spec import CONTENT_TYPE
-from experiments.design.load import parse_spec
-from experiments.design.plan import controlled, make_plan
-from experiments.design.spec import AblationSpec
-from experiments.ids import new_id
-from service.background.outbox_handlers import OutboxHandlers
-from service.lifecycle import OutboxKind
-from service.submitting import _has_control
+from ablate.experiments.design.aa_spec import CONTENT_TYPE
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import controlled, make_plan
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.ids import new_id
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.submitting import _has_control
 from tests.api_stack import Api, api_fixture, running_api
 from tests.calibrations import aa_spec, aa_text
 from tests.factories import make_receipt, make_spec, spec_values

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from service import submitting
-from service.routes import imports
-from service.store import session
+from ablate.service import submitting
+from ablate.service.routes import imports
+from ablate.service.store import session
 from tests.api_stack import Api, api_fixture
 from tests.bundles import archive_of, make_bundle, make_file
 from tests.waiting import LIMIT_S, until

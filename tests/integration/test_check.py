@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from experiments.system.isolation import short_link
-from experiments.system.kernel_limits import has_admin
+from ablate.experiments.system.isolation import short_link
+from ablate.experiments.system.kernel_limits import has_admin
 from tests.architecture.pages import ROOT
 from tests.programs import LOOP, write_program
 from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
-ABLATE = [sys.executable, "-c", "from experiments.system.console import main; main()"]
+ABLATE = [sys.executable, "-c", "from ablate.experiments.system.console import main; main()"]
 
 
 def checked(folder: Path, *options: str) -> tuple[int, dict[str, dict[str, Any]], str]:
     command = [*ABLATE, "check", "--json", *options, "--", "python", "train.py", "--seed", "{seed}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S
     )
@@ -101,7 +101,7 @@ def test_a_program_gets_its_secret_and_no_output_shows_it(tmp_path: Path, monkey
 
 def test_the_installed_copy_of_a_program_is_found_before_its_steps(tmp_path: Path) -> None:
     """The package `experiments` of these tests is installed editable beside a copy in the sent code."""
-    folder = write_program(tmp_path / "code/scripts", "import experiments.outcomes\n" + LOOP).parent
+    folder = write_program(tmp_path / "code/scripts", "import ablate.experiments.outcomes\n" + LOOP).parent
     shutil.copytree(ROOT / "experiments", folder / "src/experiments")
     command = [*ABLATE, "check", "--json", "--", "python", "scripts/train.py", "--seed", "{seed}"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S)
@@ -157,7 +157,7 @@ def test_a_check_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Sig
     process = subprocess.Popen(
         ["env", "--default-signal=HUP", *ABLATE, "check", "--", "python", "train.py"],  # nohup would hand it down
         cwd=code,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        env={**os.environ, "TMPDIR": str(temporary)},
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )

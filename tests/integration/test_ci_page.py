@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from experiments.reporting.terminal.markdown import MAX_CHARS
+from ablate.experiments.reporting.terminal.markdown import MAX_CHARS
 from tests.answering import LESS_MEMORY, answering
 from tests.api_stack import ADMIN, Api, api_fixture, served_api
 from tests.architecture.pages import ROOT

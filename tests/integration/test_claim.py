@@ -10,24 +10,24 @@ import httpx
 import pytest
 from sqlalchemy import func, select, update
 
-from experiments.analysis.verdicts import Verdict
-from experiments.outcomes import FailureClass
-from experiments.records.bundle import breaks, used_up_by
-from experiments.retries import RETRY_RULES, final_failures
-from service.background.outbox_handlers import OutboxHandlers
-from service.background.reconciler import Reconciler
-from service.lifecycle import OutboxKind
-from service.store.ablations.circumstances import circumstances_of
-from service.store.ablations.results import ablation_view
-from service.store.blocks.attempts import broken_attempts
-from service.store.nodes.nodes import heartbeats
-from service.store.tables import attempts, blocks, db_now, events, outbox, receipts
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.bundle import breaks, used_up_by
+from ablate.experiments.retries import RETRY_RULES, final_failures
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.background.reconciler import Reconciler
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store.ablations.circumstances import circumstances_of
+from ablate.service.store.ablations.results import ablation_view
+from ablate.service.store.blocks.attempts import broken_attempts
+from ablate.service.store.nodes.nodes import heartbeats
+from ablate.service.store.tables import attempts, blocks, db_now, events, outbox, receipts
+from ablate.workers.errors import ApiUnreachable, StaleLease
+from ablate.workers.leases.service_api import ServiceApi
+from ablate.workers.leases.supervisor import ServiceNode
 from tests.api_stack import Api, receipts_of, running_api
 from tests.bundles import broken_attempt, make_file
 from tests.factories import spec_values
-from workers.errors import ApiUnreachable, StaleLease
-from workers.leases.service_api import ServiceApi
-from workers.leases.supervisor import ServiceNode
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])

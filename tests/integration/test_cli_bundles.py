@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from experiments.records.bundle_files import MANIFEST, RECEIPT, write_tar
-from experiments.records.plan_file import read_plan_file
-from experiments.records.signing import Signer
-from service.client.settings import get_client_settings
+from ablate.experiments.records.bundle_files import MANIFEST, RECEIPT, write_tar
+from ablate.experiments.records.plan_file import read_plan_file
+from ablate.experiments.records.signing import Signer
+from ablate.service.client.settings import get_client_settings
 from tests.api_stack import Api, served_api
 from tests.bundles import make_bundle, make_file, write_folder
 from tests.cli import ablate, speaking_to

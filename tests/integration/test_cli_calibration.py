@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.analysis.noise.calibrate import calibrate, key_of
-from experiments.analysis.noise.calibration_file import KIND
-from experiments.design.plan import make_plan
-from experiments.records.calibration import Calibration
-from experiments.records.plan_file import read_plan_file
-from service.background.outbox_handlers import OutboxHandlers
-from service.lifecycle import OutboxKind
+from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
+from ablate.experiments.analysis.noise.calibration_file import KIND
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.records.calibration import Calibration
+from ablate.experiments.records.plan_file import read_plan_file
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.lifecycle import OutboxKind
 from tests.api_stack import Api, served_api
 from tests.calibrations import noisy_blocks
 from tests.cli import ablate, speaking_to
@@ -41,7 +41,14 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "spec.json").write_text(tiny(folder).file.spec_text)
     code, _out, err = ablate("aa", "cpu", "--like", folder / "spec.json", "--blocks", 6, "--out", folder / "plan.json")
     assert code == 0, err
-    command = [sys.executable, "-m", "workers.offline", str(folder / "plan.json"), "--out", str(folder / "bundle")]
+    command = [
+        sys.executable,
+        "-m",
+        "ablate.workers.offline",
+        str(folder / "plan.json"),
+        "--out",
+        str(folder / "bundle"),
+    ]
     environment = {**os.environ, "ABLATE_HOME": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
@@ -139,7 +146,7 @@ def test_a_plan_for_a_node_that_reaches_nothing_is_sized_by_a_calibration_file(
     like = make_spec()
     calibration = calibrate(key_of(like, make_receipt(make_plan(like), 0, "baseline")), noisy_blocks(sd=0.02))
     pairs = [[] for _ in calibration.samples]  # the evidence is checked in test_calibration_file.py
-    monkeypatch.setattr("experiments.analysis.noise.calibration_file._block_problems", lambda *_: ())
+    monkeypatch.setattr("ablate.experiments.analysis.noise.calibration_file._block_problems", lambda *_: ())
     known.write_text(json.dumps({"kind": KIND, "calibration": calibration.model_dump(mode="json"), "receipts": pairs}))
     code, _out, err = ablate("plan", spec, "--out", plan, "--calibration", known)
     assert code == 0, err

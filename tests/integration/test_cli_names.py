@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.client.settings import get_client_settings
+from ablate.service.client.settings import get_client_settings
 from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import Api, nobody_url, served_api
 from tests.cli import ablate, speaking_to, start

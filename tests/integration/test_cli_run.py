@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.client.api import Client, Refused, StillRunning
+from ablate.service.client.api import Client, Refused, StillRunning
 from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import ADMIN, Api, api_fixture, served_api
 from tests.cli import ablate, speaking_to, start

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.design.load import parse_spec
-from experiments.design.power import session_level
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.power import session_level
 from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import Api, api_fixture, served_api
 from tests.cli import Done, ablate, speaking_to

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.outcomes import ExitCode
-from service.client.api import Client, Refused
+from ablate.experiments.outcomes import ExitCode
+from ablate.service.client.api import Client, Refused
 from tests.api_stack import Api, served_api
 from tests.cli import ablate, speaking_to
 

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.client.api import Client, Refused, ServiceFailed, Unreachable
-from service.schemas.submissions import SpecBody
+from ablate.service.client.api import Client, Refused, ServiceFailed, Unreachable
+from ablate.service.schemas.submissions import SpecBody
 from tests.api_stack import nobody_url
 
 ACCEPTED = {

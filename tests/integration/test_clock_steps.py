@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from service.background import leader, reconciler
-from service.background.leader import Leader
-from service.background.reconciler import Reconciler
-from service.lifecycle import OutboxKind
-from service.store import leaders, outbox
-from service.store.nodes import nodes
-from service.store.tables import attempts, blocks, db_now, metadata
+from ablate.service.background import leader, reconciler
+from ablate.service.background.leader import Leader
+from ablate.service.background.reconciler import Reconciler
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store import leaders, outbox
+from ablate.service.store.nodes import nodes
+from ablate.service.store.tables import attempts, blocks, db_now, metadata
 from tests.api_stack import Api, api_fixture, receipts_of
 from tests.factories import spec_values
 

@@ -14,17 +14,17 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
-from experiments.errors import SpecError
-from experiments.records.code_archive import pack_code
-from experiments.records.code_tree import MOST_BYTES
-from service.app import create_app
-from service.background.main import retention
-from service.stack.backup import back_up
-from service.store.ablations import code_archives
-from service.store.ablations.code_archives import drop_oldest, lacking, totals, use_archives
-from service.store.ablations.retention import Retention
-from service.store.session import Store
-from service.store.tables import ablations, code_pieces, code_uses, db_now
+from ablate.experiments.errors import SpecError
+from ablate.experiments.records.code_archive import pack_code
+from ablate.experiments.records.code_tree import MOST_BYTES
+from ablate.service.app import create_app
+from ablate.service.background.main import retention
+from ablate.service.stack.backup import back_up
+from ablate.service.store.ablations import code_archives
+from ablate.service.store.ablations.code_archives import drop_oldest, lacking, totals, use_archives
+from ablate.service.store.ablations.retention import Retention
+from ablate.service.store.session import Store
+from ablate.service.store.tables import ablations, code_pieces, code_uses, db_now
 from tests.api_stack import (
     ADMIN,
     BOTH,
@@ -323,7 +323,7 @@ def test_a_backup_has_the_code(tmp_path: Path) -> None:
 
 
 def test_the_client_sends_a_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from service.client.api import Client
+    from ablate.service.client.api import Client
 
     folder = write_program(tmp_path / "lab/src")
     spec = tmp_path / "lab/spec.yaml"

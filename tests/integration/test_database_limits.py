@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from service.store import session
-from service.store.migrate import upgrade
-from service.store.session import Store
-from service.store.tables import ablations, leaders
+from ablate.service.store import session
+from ablate.service.store.migrate import upgrade
+from ablate.service.store.session import Store
+from ablate.service.store.tables import ablations, leaders
 from tests.api_stack import Api, migrated_url, running_api
 
 ROW = {"duty": "a", "holder": "b", "until": 0.0}

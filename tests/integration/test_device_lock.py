@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from experiments.outcomes import ExitCode
+from ablate.experiments.outcomes import ExitCode
+from ablate.workers.devices.device_lock import DeviceLock, lock_addresses
+from ablate.workers.errors import DeviceBusy
 from tests.architecture.pages import ROOT
 from tests.integration.worker_service import Service, block, built_in_arm, corpus, processes_of, worker
 from tests.waiting import LIMIT_S, until
-from workers.devices.device_lock import DeviceLock, lock_addresses
-from workers.errors import DeviceBusy
 
 _HOLD = """
 import sys, time
-from workers.devices.device_lock import DeviceLock, lock_addresses
+from ablate.workers.devices.device_lock import DeviceLock, lock_addresses
 held = DeviceLock(lock_addresses(sys.argv[2:], holder="trainer", scope=sys.argv[1]))
 held.take(patience_s=5)
 print("held", flush=True)
@@ -67,8 +67,8 @@ def test_lock_is_all_or_nothing(tmp_path: Path) -> None:
 
 _RACE = """
 import os, random, signal, sys, time
-from workers.devices.device_lock import DeviceLock, lock_addresses
-from workers.errors import DeviceBusy
+from ablate.workers.devices.device_lock import DeviceLock, lock_addresses
+from ablate.workers.errors import DeviceBusy
 chance = random.Random(int(sys.argv[2]))
 while True:
     devices = chance.sample(["a", "b", "c", "d"], chance.randint(2, 4))
@@ -120,7 +120,7 @@ def test_two_holders_never_have_one_device(tmp_path: Path) -> None:
     program = """
 import os, random, sys, time
 from pathlib import Path
-from workers.devices.device_lock import DeviceLock, lock_addresses
+from ablate.workers.devices.device_lock import DeviceLock, lock_addresses
 chance, folder = random.Random(int(sys.argv[2])), Path(sys.argv[1])
 for _ in range(60):
     devices = chance.sample(["a", "b", "c"], 2)

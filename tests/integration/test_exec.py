@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments.records.bundle import Bundle
-from experiments.records.bundle_files import RECEIPT, read_bundle_files
-from experiments.records.bundle_reader import open_bundle
-from experiments.records.plan_file import PlanFile, plan_file_text
-from experiments.reporting.mlflow.sink import Sink
-from experiments.reporting.view import judge_bundle
-from experiments.system.setting_values import without_credentials
-from service.background.outbox_handlers import OutboxHandlers
-from service.lifecycle import OutboxKind
+from ablate.experiments.records.bundle import Bundle
+from ablate.experiments.records.bundle_files import RECEIPT, read_bundle_files
+from ablate.experiments.records.bundle_reader import open_bundle
+from ablate.experiments.records.plan_file import PlanFile, plan_file_text
+from ablate.experiments.reporting.mlflow.sink import Sink
+from ablate.experiments.reporting.view import judge_bundle
+from ablate.experiments.system.setting_values import without_credentials
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.lifecycle import OutboxKind
 from tests import mlflow_server
 from tests.api_stack import running_api
 from tests.bundles import archive_of, make_file
@@ -45,7 +45,7 @@ class Run:
         plan = self.folder / "plan.json"
         plan.write_text(plan_file_text(self.file))
         given = [str(plan), "--out", str(self.bundle), "--data-dir", str(self.folder / "data"), *options]
-        return [sys.executable, "-m", "workers.offline", *given]
+        return [sys.executable, "-m", "ablate.workers.offline", *given]
 
     def start(self, *options: str) -> "subprocess.Popen[str]":
         mark = {"ABLATE_HOME": str(self.folder), "OMP_NUM_THREADS": "1"}
@@ -244,7 +244,7 @@ def test_import_follows_to_verdict_report_and_mlflow(killed: Run, tmp_path: Path
 
 def test_exec_imports_nothing_that_an_air_gapped_node_lacks() -> None:
     code = (
-        "import sys, workers.offline.__main__, workers.offline.cli, workers.processes.preload\n"
+        "import sys, ablate.workers.offline.__main__, ablate.workers.offline.cli, ablate.workers.processes.preload\n"
         f"print(sorted(set({HEAVY!r}.split()) & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -12,28 +12,28 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.documents import seal
-from experiments.errors import BundleError, PlanFileError
-from experiments.records.bundle import Attempt, signed_attempt
-from experiments.records.bundle_files import BLOCK, PLAN, RECEIPT, read_bundle_files
-from experiments.records.bundle_reader import open_bundle
-from experiments.records.code_archive import pack_code
-from experiments.records.plan_archive import PlanWithCode
-from experiments.records.plan_file import read_plan_file
-from experiments.records.receipts import Receipt
-from experiments.records.signing import Signer
+from ablate.experiments.documents import seal
+from ablate.experiments.errors import BundleError, PlanFileError
+from ablate.experiments.records.bundle import Attempt, signed_attempt
+from ablate.experiments.records.bundle_files import BLOCK, PLAN, RECEIPT, read_bundle_files
+from ablate.experiments.records.bundle_reader import open_bundle
+from ablate.experiments.records.code_archive import pack_code
+from ablate.experiments.records.plan_archive import PlanWithCode
+from ablate.experiments.records.plan_file import read_plan_file
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.records.signing import Signer
+from ablate.workers.identity.node_key import KEY_FILE, node_signer
 from tests.api_stack import running_api
 from tests.bundles import archive_of, sealed
 from tests.programs import write_program
 from tests.waiting import LIMIT_S
-from workers.identity.node_key import KEY_FILE, node_signer
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def ablate(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run a command of `ablate` in `folder`."""
-    environment = {**os.environ, "ABLATE_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "ABLATE_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
     command = [str(Path(sys.executable).with_name("ablate")), *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from experiments.outcomes import FailureClass
-from experiments.records.circumstances import Family
-from experiments.retries import RETRY_RULES, RetryRule
-from service.background.outbox_handlers import OutboxHandlers
-from service.lifecycle import OutboxKind
-from service.store.ablations.circumstances import family_of
-from service.store.tables import ablations
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.circumstances import Family
+from ablate.experiments.retries import RETRY_RULES, RetryRule
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store.ablations.circumstances import family_of
+from ablate.service.store.tables import ablations
 from tests.api_stack import Api, api_fixture
 from tests.factories import spec_values
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from service.store.session import Store
+from ablate.service.store.session import Store
 from tests.api_stack import ADMIN, WORKER, Api
 from tests.ports import free_port
 from tests.waiting import LIMIT_S, until
@@ -19,7 +19,7 @@ def test_the_first_submission_finds_imported_what_it_needs(tmp_path: Path) -> No
     port, log = free_port(), tmp_path / "api.log"
     secrets = {"ABLATE_ADMIN_TOKEN": ADMIN, "ABLATE_WORKER_TOKEN": WORKER}
     environment = {**os.environ, **secrets, "ABLATE_HOME": str(tmp_path), "ABLATE_PORT": str(port)}
-    command = [sys.executable, "-X", "importtime", "-m", "service.app"]
+    command = [sys.executable, "-X", "importtime", "-m", "ablate.service.app"]
     with log.open("wb") as sink, subprocess.Popen(command, env=environment, stdout=sink, stderr=sink) as process:
         try:
             until(lambda: SERVES in log.read_text() or process.poll() is not None, what="the API")

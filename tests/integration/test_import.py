@@ -9,13 +9,13 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
-from experiments.outcomes import FailureClass
-from experiments.records.bundle_files import MAX_BUNDLE_BYTES, PLAN, RECEIPT
-from experiments.records.plan_file import PlanFile, plan_file_text
-from service.lifecycle import OutboxKind
-from service.store.session import Store
-from service.store.tables import ablations, attempts, receipts
-from service.store.tables import outbox as outbox_table
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.bundle_files import MAX_BUNDLE_BYTES, PLAN, RECEIPT
+from ablate.experiments.records.plan_file import PlanFile, plan_file_text
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store.session import Store
+from ablate.service.store.tables import ablations, attempts, receipts
+from ablate.service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, api_fixture
 from tests.bundles import archive_of, broken_attempt, make_bundle, make_file, resealed, sealed
 

@@ -15,24 +15,24 @@ from typing import Any
 
 import pytest
 
-from experiments.documents import write_whole
-from experiments.errors import IsolationFailed
-from experiments.outcomes import FailureClass
-from experiments.system.isolation import Isolation
-from experiments.system.kernel_limits import FileRight
-from experiments.system.processes import group_members
+from ablate.experiments.documents import write_whole
+from ablate.experiments.errors import IsolationFailed
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.system.isolation import Isolation
+from ablate.experiments.system.kernel_limits import FileRight
+from ablate.experiments.system.processes import group_members
+from ablate.workers.blocks.slices import _waits
+from ablate.workers.isolation import isolation_problem, own_tree_problem
+from ablate.workers.lease import Lease, StopReason, boot_time_s
+from ablate.workers.paths import TrialPaths, Usage, WorkPaths
+from ablate.workers.processes.guardian import Guardian
+from ablate.workers.processes.runner import Ending, TrialRunner
+from ablate.workers.processes.trial_output import LogTail, TrialOutput, log_stop
+from ablate.workers.processes.wake_event import WakeEvent
+from ablate.workers.trials.result import read_result, read_steps
 from tests.integration.attacker import order_of, server
 from tests.integration.worker_service import is_gone
 from tests.waiting import LIMIT_S
-from workers.blocks.slices import _waits
-from workers.isolation import isolation_problem, own_tree_problem
-from workers.lease import Lease, StopReason, boot_time_s
-from workers.paths import TrialPaths, Usage, WorkPaths
-from workers.processes.guardian import Guardian
-from workers.processes.runner import Ending, TrialRunner
-from workers.processes.trial_output import LogTail, TrialOutput, log_stop
-from workers.processes.wake_event import WakeEvent
-from workers.trials.result import read_result, read_steps
 
 pytestmark = pytest.mark.skipif(isolation_problem() is not None, reason=f"not isolated here: {isolation_problem()}")
 

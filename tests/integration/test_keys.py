@@ -6,13 +6,13 @@ from typing import Any
 import httpx
 import pytest
 
-from experiments.analysis.verdicts import Verdict
-from experiments.outcomes import FailureClass
-from experiments.records.bundle_reader import open_bundle
-from experiments.records.circumstances import BlockSigner
-from experiments.records.signing import Signer
-from service.background.outbox_handlers import OutboxHandlers
-from service.lifecycle import OutboxKind
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.bundle_reader import open_bundle
+from ablate.experiments.records.circumstances import BlockSigner
+from ablate.experiments.records.signing import Signer
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.lifecycle import OutboxKind
 from tests.api_stack import SIGNER, Api, api_fixture, receipts_of, signed
 from tests.bundles import archive_of, broken_attempt, make_bundle, make_file, sealed
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from experiments.records.messages import PREPARATION_LIMIT_S
-from service.background.reconciler import Reconciler
-from service.store.blocks.attempts import broken_attempts
-from service.store.blocks.claims import BESIDE_TRIAL_S
-from service.store.tables import ablations, attempts, blocks, db_now, receipts
+from ablate.experiments.records.messages import PREPARATION_LIMIT_S
+from ablate.service.background.reconciler import Reconciler
+from ablate.service.store.blocks.attempts import broken_attempts
+from ablate.service.store.blocks.claims import BESIDE_TRIAL_S
+from ablate.service.store.tables import ablations, attempts, blocks, db_now, receipts
 from tests.api_stack import Api, api_fixture, receipts_of
 
 api = api_fixture()

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url, select, update
 
-from experiments.reporting.mlflow.sink import Projection
-from experiments.reporting.view import AblationView
-from service.background.leader import Leader, LeaderStore, duty
-from service.background.projector import Projector
-from service.errors import LeaseLost
-from service.lifecycle import OutboxKind
-from service.store import leaders, outbox
-from service.store.tables import db_now
-from service.store.tables import leaders as leaders_table
-from service.store.tables import outbox as outbox_table
+from ablate.experiments.reporting.mlflow.sink import Projection
+from ablate.experiments.reporting.view import AblationView
+from ablate.service.background.leader import Leader, LeaderStore, duty
+from ablate.service.background.projector import Projector
+from ablate.service.errors import LeaseLost
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store import leaders, outbox
+from ablate.service.store.tables import db_now
+from ablate.service.store.tables import leaders as leaders_table
+from ablate.service.store.tables import outbox as outbox_table
 from tests import mlflow_server
 from tests.api_stack import Api, api_fixture, database_url, running_api
 from tests.chaos.books import read_runs
@@ -69,7 +69,7 @@ def test_one_process_leads_until_it_resigns_or_another_takes_over(api: Api) -> N
 
 
 def test_a_duty_that_hangs_ends_the_lead(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.background.leader.ROUND_S", 0.5)
+    monkeypatch.setattr("ablate.service.background.leader.ROUND_S", 0.5)
     leader, stop, over = Leader(api.store, lease_s=LEASE_S), threading.Event(), threading.Event()
     works = {"quick": lambda: False, "stuck": lambda: over.wait(LIMIT_S)}
     threads = [duty(leader, name, work, stop=stop) for name, work in works.items()]

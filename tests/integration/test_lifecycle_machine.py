@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import func, select, update
 
-from service.background.reconciler import Reconciler
-from service.store.tables import ablations, attempts, blocks, db_now, receipts
+from ablate.service.background.reconciler import Reconciler
+from ablate.service.store.tables import ablations, attempts, blocks, db_now, receipts
 from tests.api_stack import receipts_of, running_api
 from tests.chaos.checker import problems
 from tests.chaos.ledger import Ledger, books_of, settle

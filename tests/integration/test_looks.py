@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from experiments.outcomes import FailureClass
-from service.background.outbox_handlers import OutboxHandlers
-from service.background.reconciler import Reconciler
-from service.lifecycle import OVER, OutboxKind
-from service.store import outbox
-from service.store.tables import attempts, blocks, db_now, events, receipts, trials
+from ablate.experiments.outcomes import FailureClass
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.background.reconciler import Reconciler
+from ablate.service.lifecycle import OVER, OutboxKind
+from ablate.service.store import outbox
+from ablate.service.store.tables import attempts, blocks, db_now, events, receipts, trials
 from tests.api_stack import Api, api_fixture, receipts_of
 
 LOOKS = {"looks": [6, 8, 12]}

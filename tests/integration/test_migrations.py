@@ -11,11 +11,11 @@ from alembic.runtime.migration import MigrationContext
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
-from service.app import create_app
-from service.errors import ConfigurationError
-from service.store import migrate
-from service.store.session import Store
-from service.store.tables import metadata
+from ablate.service.app import create_app
+from ablate.service.errors import ConfigurationError
+from ablate.service.store import migrate
+from ablate.service.store.session import Store
+from ablate.service.store.tables import metadata
 from tests.api_stack import database_url, settings_for
 
 NEXT = '''"""A column more."""

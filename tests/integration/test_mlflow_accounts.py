@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from experiments.reporting.mlflow.sink import connect
+from ablate.experiments.reporting.mlflow.sink import connect
 from tests.mlflow_server import wait_until_it_answers
 from tests.ports import free_port
 from tests.waiting import LIMIT_S, until

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 
-from service.stack.parts import mlflow_command
+from ablate.service.stack.parts import mlflow_command
 from tests.mlflow_server import running
 from tests.ports import free_port
 from tests.waiting import LIMIT_S, until

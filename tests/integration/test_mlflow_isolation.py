@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments.system.setting_values import without_credentials
+from ablate.experiments.system.setting_values import without_credentials
+from ablate.workers.isolation import isolation_problem
 from tests import mlflow_server
 from tests.waiting import LIMIT_S
-from workers.isolation import isolation_problem
 
 SECRET = "s3cret-of-this-user"
 API = "/api/2.0/mlflow"
@@ -170,7 +170,7 @@ def test_models_and_traces_at_a_trials_folder_read_nothing(world: World) -> None
 INSIDE = """
 import errno, os, socket, subprocess, sys
 from pathlib import Path
-from service.stack.mlflow_server import _shut_in
+from ablate.service.stack.mlflow_server import _shut_in
 folder, port = Path(sys.argv[1]), int(sys.argv[2])
 _shut_in(folder)
 def attempt(name, action):

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.web.mlflow_pages import _READS
-from service.web.sessions import COOKIE
+from ablate.service.web.mlflow_pages import _READS
+from ablate.service.web.sessions import COOKIE
 from tests import mlflow_server
 from tests.api_stack import ADMIN, Api, bearer, nobody_url, running_api
 from tests.waiting import LIMIT_S

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.curves import band_of
-from experiments.errors import ProjectionError, ProjectionUnfinished
-from experiments.outcomes import AblationState, TrialState
-from experiments.reporting.mlflow import content as mlflow_content
-from experiments.reporting.mlflow import runs as mlflow_runs
-from experiments.reporting.mlflow import sink as mlflow_sink
-from experiments.reporting.mlflow import views as mlflow_views
-from experiments.reporting.mlflow.content import DONE_TAG, ID_TAG, RUN_TAG
-from experiments.reporting.mlflow.sink import Sink
-from experiments.reporting.pages import report
-from experiments.reporting.pictures import registry
-from experiments.reporting.view import AblationView
-from experiments.system.setting_values import credentials_of, without_credentials
-from service.http import links
-from service.stack.supervisor import prepare_experiment
+from ablate.experiments.analysis.curves import band_of
+from ablate.experiments.errors import ProjectionError, ProjectionUnfinished
+from ablate.experiments.outcomes import AblationState, TrialState
+from ablate.experiments.reporting.mlflow import content as mlflow_content
+from ablate.experiments.reporting.mlflow import runs as mlflow_runs
+from ablate.experiments.reporting.mlflow import sink as mlflow_sink
+from ablate.experiments.reporting.mlflow import views as mlflow_views
+from ablate.experiments.reporting.mlflow.content import DONE_TAG, ID_TAG, RUN_TAG
+from ablate.experiments.reporting.mlflow.sink import Sink
+from ablate.experiments.reporting.pages import report
+from ablate.experiments.reporting.pictures import registry
+from ablate.experiments.reporting.view import AblationView
+from ablate.experiments.system.setting_values import credentials_of, without_credentials
+from ablate.service.http import links
+from ablate.service.stack.supervisor import prepare_experiment
 from tests import browser as browsers
 from tests import mlflow_server, views
 from tests.api_stack import nobody_url

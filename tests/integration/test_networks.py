@@ -14,20 +14,20 @@ from types import SimpleNamespace
 import pytest
 from cryptography import x509
 
-from experiments.errors import BadSetting
-from experiments.reporting.mlflow.sink import Sink
-from experiments.system.http_clients import AUTHORITIES, HomeStack, http_client, proxy_of
-from service.background.webhooks import Webhook
-from service.client.api import Client, Unreachable
-from service.client.settings import get_client_settings
-from service.http import readiness
-from service.stack.supervisor import prepare_experiment
+from ablate.experiments.errors import BadSetting
+from ablate.experiments.reporting.mlflow.sink import Sink
+from ablate.experiments.system.http_clients import AUTHORITIES, HomeStack, http_client, proxy_of
+from ablate.service.background.webhooks import Webhook
+from ablate.service.client.api import Client, Unreachable
+from ablate.service.client.settings import get_client_settings
+from ablate.service.http import readiness
+from ablate.service.stack.supervisor import prepare_experiment
+from ablate.workers.leases.service_api import ServiceApi, service_api
+from ablate.workers.settings import Settings
 from tests import certificates
 from tests.ports import free_port
 from tests.waiting import until
 from tests.web_servers import WebServer, serving
-from workers.leases.service_api import ServiceApi, service_api
-from workers.settings import Settings
 
 TOKEN = "planted-token-of-the-tests-51c7"
 VIEW = SimpleNamespace(ablation_id="abl_1")

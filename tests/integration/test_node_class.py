@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from experiments.analysis.guards import receipt_problems
-from experiments.errors import SpecError
-from experiments.records.messages import DeviceInfo
-from experiments.records.receipt_check import verify
-from kernels.backends import NODE_CLASSES, Lane, NodeClass
+from ablate.experiments.analysis.guards import receipt_problems
+from ablate.experiments.errors import SpecError
+from ablate.experiments.records.messages import DeviceInfo
+from ablate.experiments.records.receipt_check import verify
+from ablate.kernels.backends import NODE_CLASSES, Lane, NodeClass
+from ablate.workers.devices.inventory import PROBES, HostProbe, find_devices
+from ablate.workers.devices.probe_types import DeviceState, ProbeResult
+from ablate.workers.identity.node import Node, find_node
+from ablate.workers.offline.cli import refusals
+from ablate.workers.settings import Settings
 from tests.api_stack import SIGNER, Api, api_fixture
 from tests.bundles import make_file
 from tests.factories import GIB, make_spec
 from tests.trial_files import left_behind
-from workers.devices.inventory import PROBES, HostProbe, find_devices
-from workers.devices.probe_types import DeviceState, ProbeResult
-from workers.identity.node import Node, find_node
-from workers.offline.cli import refusals
-from workers.settings import Settings
 
 ENTRY = NodeClass(
     name="sim-9",
@@ -47,7 +47,7 @@ class SimProbe(HostProbe):
 @pytest.fixture
 def new_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NODE_CLASSES, ENTRY.name, ENTRY)
-    monkeypatch.setattr("workers.devices.inventory.PROBES", {"sim": SimProbe(), **PROBES})
+    monkeypatch.setattr("ablate.workers.devices.inventory.PROBES", {"sim": SimProbe(), **PROBES})
 
 
 @pytest.fixture

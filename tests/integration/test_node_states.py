@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from experiments.design.gates import BACK_ENDS
-from service.background.reconciler import Reconciler
-from service.store.ablations import queue
-from service.store.nodes.placement import HEARD_S, Needs, fits, lacks
-from service.store.tables import blocks, db_now, nodes
+from ablate.experiments.design.gates import BACK_ENDS
+from ablate.service.background.reconciler import Reconciler
+from ablate.service.store.ablations import queue
+from ablate.service.store.nodes.placement import HEARD_S, Needs, fits, lacks
+from ablate.service.store.tables import blocks, db_now, nodes
 from tests.api_stack import SIGNER, Api, api_fixture, receipts_of, running_api
 from tests.factories import make_spec
 from tests.web_pages import Person

@@ -11,17 +11,17 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select, update
 
-from service.background.notifications import Notifier, mailer_of
-from service.background.outbox_handlers import OutboxHandlers
-from service.background.webhooks import key_of, signed_headers
-from service.errors import ConfigurationError
-from service.lifecycle import OutboxKind
-from service.settings import ServiceSettings
-from service.store import outbox
-from service.store.ablations import results
-from service.store.access import notifications
-from service.store.tables import db_now, tokens
-from service.store.tables import outbox as outbox_rows
+from ablate.service.background.notifications import Notifier, mailer_of
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.background.webhooks import key_of, signed_headers
+from ablate.service.errors import ConfigurationError
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.settings import ServiceSettings
+from ablate.service.store import outbox
+from ablate.service.store.ablations import results
+from ablate.service.store.access import notifications
+from ablate.service.store.tables import db_now, tokens
+from ablate.service.store.tables import outbox as outbox_rows
 from tests.api_stack import Api, api_fixture, nobody_url
 from tests.factories import spec_values
 from tests.receiver import Receiver, receiving

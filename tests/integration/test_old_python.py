@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.records.plan_archive import PlanWithCode
+from ablate.experiments.records.plan_archive import PlanWithCode
 from tests.factories import command_values
 from tests.programs import write_program
 from tests.repositories import git
@@ -46,7 +46,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ablate(python: Path, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    command = [str(python), "-c", "from experiments.system.console import main; main()", *arguments]
+    command = [str(python), "-c", "from ablate.experiments.system.console import main; main()", *arguments]
     environment = {"PATH": f"{python.parent}:{os.environ['PATH']}", "ABLATE_HOME": str(folder / "home")}
     return subprocess.run(
         command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT_S

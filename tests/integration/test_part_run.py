@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from experiments.system.processes import is_alive
-from service.stack import part_processes
-from service.stack.layout import StackFiles
-from service.stack.part_processes import PartRun, describe_exit
-from service.stack.parts import LOOPBACK, StackPart, free_port
-from service.stack.state import PartPhase
+from ablate.experiments.system.processes import is_alive
+from ablate.service.stack import part_processes
+from ablate.service.stack.layout import StackFiles
+from ablate.service.stack.part_processes import PartRun, describe_exit
+from ablate.service.stack.parts import LOOPBACK, StackPart, free_port
+from ablate.service.stack.state import PartPhase
 from tests.waiting import LIMIT_S, until
 
 SLEEPER = "import time; time.sleep(600)"

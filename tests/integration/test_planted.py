@@ -12,19 +12,19 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from experiments.analysis.judge import judge
-from experiments.analysis.verdicts import Cause, VariantVerdict
-from experiments.design.plan import Plan
-from experiments.design.spec import AblationSpec
-from experiments.outcomes import Decision, VerdictWord
-from experiments.records.circumstances import CALIBRATED
-from experiments.records.receipt_check import verify
-from experiments.records.receipts import Receipt
-from model.data import dataset as prepared_data
-from model.data.dataset import Dataset
-from model.measurements import Step
-from model.training import loss, optim_step
-from model.training.train import train
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.verdicts import Cause, VariantVerdict
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED
+from ablate.experiments.records.receipt_check import verify
+from ablate.experiments.records.receipts import Receipt
+from ablate.model.data import dataset as prepared_data
+from ablate.model.data.dataset import Dataset
+from ablate.model.measurements import Step
+from ablate.model.training import loss, optim_step
+from ablate.model.training.train import train
 from tests.factories import make_plan, make_receipt, make_spec
 from tests.integration.worker_service import corpus
 

@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import IntegrityError
 
-from service.store.migrate import upgrade
-from service.store.session import Store
-from service.store.tables import ablations, db_now, trials
+from ablate.service.store.migrate import upgrade
+from ablate.service.store.session import Store
+from ablate.service.store.tables import ablations, db_now, trials
 from tests.api_stack import SIGNER, Api, api_fixture, database_url
 from tests.factories import spec_values
 from tests.waiting import at_once

@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from experiments.outcomes import FailureClass
-from service.store.migrate import upgrade
-from service.store.session import Store
-from service.store.tables import tokens
+from ablate.experiments.outcomes import FailureClass
+from ablate.service.store.migrate import upgrade
+from ablate.service.store.session import Store
+from ablate.service.store.tables import tokens
+from ablate.workers.identity.node_key import node_signer
+from ablate.workers.leases.spool import Spool
 from tests.chaos.disks import SmallDisk
-from workers.identity.node_key import node_signer
-from workers.leases.spool import Spool
 
 ROOT = Path(__file__).parents[2]
 NAMES = """
 import sys
 from pathlib import Path
-from experiments.outcomes import FailureClass
-from experiments.records.identity import BlockReport
-from service.store.access import tokens
-from service.store.session import Store
-from workers.identity.node_key import node_signer
-from workers.leases.spool import Spool
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.identity import BlockReport
+from ablate.service.store.access import tokens
+from ablate.service.store.session import Store
+from ablate.workers.identity.node_key import node_signer
+from ablate.workers.leases.spool import Spool
 from sqlalchemy import event
 folder = Path(sys.argv[1])
 store = Store(f"sqlite:///{folder / 'ablate.db'}")

@@ -11,7 +11,7 @@ from itertools import count
 
 import pytest
 
-from experiments.system.processes import Ended, Mark, die_with_parent, end_all, group_members, is_alive
+from ablate.experiments.system.processes import Ended, Mark, die_with_parent, end_all, group_members, is_alive
 from tests.waiting import LIMIT_S
 
 _SLEEP = "print('ready', flush=True); time.sleep(600)"
@@ -79,7 +79,7 @@ def test_end_all_without_grace_kills_at_once(family: Family) -> None:
 
 def test_end_all_names_who_survives(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test can make a process survive SIGKILL; one that is found for ever stands for it."""
-    monkeypatch.setattr("experiments.system.processes._KILL_PATIENCE_S", 0.1)
+    monkeypatch.setattr("ablate.experiments.system.processes._KILL_PATIENCE_S", 0.1)
     pid = family.start(WILLING).pid
     assert end_all(lambda: [pid], grace_s=0) == Ended(killed=(pid,), survivors=(pid,))
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from sqlalchemy import Row, select, update
 
-from service.store.ablations import queue
-from service.store.tables import ablations
+from ablate.service.store.ablations import queue
+from ablate.service.store.tables import ablations
 from tests.api_stack import Api, api_fixture
 
 api = api_fixture()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from experiments.system.own_tree import SHARED_MEMORY
+from ablate.experiments.system.own_tree import SHARED_MEMORY
+from ablate.workers.isolation import isolation_problem
 from tests.architecture.pages import ROOT
 from tests.integration.reach import KINDS, MOST_PROCESSES, answers_as
-from workers.isolation import isolation_problem
 
 pytestmark = pytest.mark.skipif(isolation_problem() is not None, reason=f"not isolated here: {isolation_problem()}")
 

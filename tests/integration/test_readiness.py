@@ -22,10 +22,10 @@ import pytest
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import make_url
 
-from service.background.leader import Leader
-from service.background.main import duties
-from service.lifecycle import OutboxKind
-from service.store import leaders, outbox
+from ablate.service.background.leader import Leader
+from ablate.service.background.main import duties
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store import leaders, outbox
 from tests.api_stack import Api, running_api, served_api, settings_for
 from tests.factories import spec_values
 from tests.waiting import LIMIT_S, until
@@ -189,7 +189,7 @@ def test_frozen_parts_and_many_strangers_hold_nobody_up(tmp_path: Path) -> None:
 
 
 def test_strangers_share_the_work_that_they_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.readiness.FRESH_S", 10_000.0)
+    monkeypatch.setattr("ablate.service.http.readiness.FRESH_S", 10_000.0)
     with served_api("sqlite", tmp_path) as api, ThreadPoolExecutor(CALLERS) as pool:
         statements: Counter[str] = Counter()
         for engine in (api.store.reader, api.store.writer):
@@ -256,7 +256,7 @@ SPELL = """
     from pathlib import Path
     from sqlalchemy import text
     from sqlalchemy.exc import OperationalError
-    from service.store.session import Store, is_read_only
+    from ablate.service.store.session import Store, is_read_only
 
     folder, user = Path(sys.argv[1]), int(sys.argv[2])
     warm = Store(f"sqlite:///{folder}/warm.db")  # loads every module while this may read them

@@ -6,15 +6,21 @@ from typing import Any
 import httpx
 import pytest
 
-from experiments.errors import BundleError
-from experiments.records.bundle_files import PLAN
-from experiments.records.bundle_reader import open_bundle
-from experiments.records.circumstances import NOT_REGISTERED, CarriedPlan, Circumstances, Countersignature, Family
-from experiments.records.plan_file import PlanFile, carried_plan, countersign, plan_file_text
-from experiments.records.signing import Signer
-from experiments.reporting.sentences import origin_problems
-from experiments.reporting.view import judge_bundle
-from service.store.ablations.circumstances import circumstances_of, family_of
+from ablate.experiments.errors import BundleError
+from ablate.experiments.records.bundle_files import PLAN
+from ablate.experiments.records.bundle_reader import open_bundle
+from ablate.experiments.records.circumstances import (
+    NOT_REGISTERED,
+    CarriedPlan,
+    Circumstances,
+    Countersignature,
+    Family,
+)
+from ablate.experiments.records.plan_file import PlanFile, carried_plan, countersign, plan_file_text
+from ablate.experiments.records.signing import Signer
+from ablate.experiments.reporting.sentences import origin_problems
+from ablate.experiments.reporting.view import judge_bundle
+from ablate.service.store.ablations.circumstances import circumstances_of, family_of
 from tests.api_stack import ADMIN, Api, api_fixture, bearer
 from tests.bundles import archive_of, make_bundle, make_file, resealed
 

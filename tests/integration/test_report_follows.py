@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.background.outbox_handlers import OutboxHandlers
-from service.client.api import Client, Refused
-from service.lifecycle import OutboxKind
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.client.api import Client, Refused
+from ablate.service.lifecycle import OutboxKind
 from tests.answering import EXACT
 from tests.api_stack import ADMIN, Api, api_fixture, served_api
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.records.identity import ClaimedBlock
-from experiments.system.logs import LogFormat, configure_logging, requested_by
+from ablate.experiments.records.identity import ClaimedBlock
+from ablate.experiments.system.logs import LogFormat, configure_logging, requested_by
+from ablate.workers.errors import ApiRefused, StaleLease
+from ablate.workers.leases.service_api import ServiceApi
 from tests.api_stack import WORKER, served_api
 from tests.factories import spec_values
-from workers.errors import ApiRefused, StaleLease
-from workers.leases.service_api import ServiceApi
 
 
 @pytest.fixture(autouse=True)
@@ -36,14 +36,14 @@ def test_a_submission_is_followed_to_the_worker_and_back(tmp_path: Path, capsys:
         assert block.request_id == given
         worker = ServiceApi(str(api.client.base_url), WORKER)
         with requested_by(block.request_id):
-            logging.getLogger("workers.leases.supervisor").info("block %s", block.block_id)
+            logging.getLogger("ablate.workers.leases.supervisor").info("block %s", block.block_id)
             with pytest.raises((ApiRefused, StaleLease)):
                 worker.register("no name!", None)  # type: ignore[arg-type]  # refused before it is read
         worker.close()
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
     ours = [(line["logger"], line["message"]) for line in lines if line.get("request_id") == given]
-    assert ("workers.leases.supervisor", f"block {block.block_id}") in ours
-    served = [message for logger, message in ours if logger == "service.http.middleware"]
+    assert ("ablate.workers.leases.supervisor", f"block {block.block_id}") in ours
+    served = [message for logger, message in ours if logger == "ablate.service.http.middleware"]
     assert served[0].startswith("POST '/v1/ablations' 202 in ")
     assert served[-1].startswith("PUT '/v1/nodes/no name!' 4")
 

@@ -3,10 +3,10 @@
 import pytest
 from sqlalchemy import func, select, update
 
-from service.store.ablations import logs
-from service.store.ablations.logs import drop_logs
-from service.store.ablations.retention import Retention
-from service.store.tables import ablations, db_now, events, log_chunks, receipts
+from ablate.service.store.ablations import logs
+from ablate.service.store.ablations.logs import drop_logs
+from ablate.service.store.ablations.retention import Retention
+from ablate.service.store.tables import ablations, db_now, events, log_chunks, receipts
 from tests.api_stack import Api, api_fixture
 
 DAY_S = 86_400.0

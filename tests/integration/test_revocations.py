@@ -11,13 +11,13 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import delete, insert, select, update
 
-from service.app import create_app
-from service.errors import StackError
-from service.stack.backup import back_up, restore
-from service.stack.layout import StackFiles
-from service.store.access import revocations
-from service.store.session import Store
-from service.store.tables import node_keys, share_links, token_secrets, tokens
+from ablate.service.app import create_app
+from ablate.service.errors import StackError
+from ablate.service.stack.backup import back_up, restore
+from ablate.service.stack.layout import StackFiles
+from ablate.service.store.access import revocations
+from ablate.service.store.session import Store
+from ablate.service.store.tables import node_keys, share_links, token_secrets, tokens
 from tests.api_stack import ADMIN, SIGNER, Api, api_fixture, bearer, running_api, settings_for
 
 api = api_fixture()

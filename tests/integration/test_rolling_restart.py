@@ -27,7 +27,7 @@ HEADERS = {"Authorization": f"Bearer {ADMIN}"}
 
 
 class ApiProcess:
-    """`python -m service.app` on a port of its own."""
+    """`python -m ablate.service.app` on a port of its own."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.port = free_port()
@@ -49,7 +49,7 @@ class ApiProcess:
 
     def start(self) -> None:
         with self.log.open("ab") as out:
-            command = [sys.executable, "-m", "service.app"]
+            command = [sys.executable, "-m", "ablate.service.app"]
             self.process = subprocess.Popen(command, env={**os.environ, **self._environment}, stdout=out, stderr=out)
         until(lambda: is_up(self.url) or self.process.poll() is not None, what=self.url)
         assert self.process.poll() is None, self.log.read_text()

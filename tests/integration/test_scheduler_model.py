@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from experiments.outcomes import BlockState
-from experiments.retries import retry_wait_s
-from service.background.reconciler import Reconciler
-from service.store.tables import ablations, attempts, blocks, db_now, events, nodes, receipts
+from ablate.experiments.outcomes import BlockState
+from ablate.experiments.retries import retry_wait_s
+from ablate.service.background.reconciler import Reconciler
+from ablate.service.store.tables import ablations, attempts, blocks, db_now, events, nodes, receipts
 from tests.api_stack import Api, receipts_of, running_api
 from tests.integration.queue_model import MOST_BREAKS, NODE_BREAKS, Model, Node
 
@@ -24,11 +24,13 @@ FINAL = ("completed", "failed", "cancelled")
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses last until the model lets time pass, however slow this machine is."""
-    monkeypatch.setattr("service.store.blocks.attempts.retry_wait_s", lambda *why: 10_000 * retry_wait_s(*why))
+    monkeypatch.setattr("ablate.service.store.blocks.attempts.retry_wait_s", lambda *why: 10_000 * retry_wait_s(*why))
     for module in ("blocks.attempts", "nodes.placement"):
-        monkeypatch.setattr(f"service.store.{module}.ELSEWHERE_S", 1e7)
+        monkeypatch.setattr(f"ablate.service.store.{module}.ELSEWHERE_S", 1e7)
     may_run = (blocks.c.state == BlockState.QUEUED, blocks.c.not_before <= db_now())
-    monkeypatch.setattr("service.store.blocks.claims._MAY_RUN", may_run)  # such pauses look like a clock that was set
+    monkeypatch.setattr(
+        "ablate.service.store.blocks.claims._MAY_RUN", may_run
+    )  # such pauses look like a clock that was set
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -9,20 +9,25 @@ from pathlib import Path
 import httpx
 import pytest
 
-from experiments.system.processes import end_all
+from ablate.experiments.system.processes import end_all
+from ablate.workers.environment_variables import hide_secrets
 from tests.api_stack import migrated_url, nobody_url
 from tests.cli import PROGRAM
 from tests.factories import spec_values
 from tests.ports import free_port
 from tests.service_process import is_up
 from tests.waiting import until
-from workers.environment_variables import hide_secrets
 
 PLANTED = "pl4nted-s3cret-7d21"
 GOOD = "g00d-s3cret-of-the-tests-55"
 API, BACKGROUND, MIGRATE, WORKER = (
-    [sys.executable, "-m", f"{name}"]
-    for name in ("service.app", "service.background.main", "service.store.migrate", "workers.app")
+    [sys.executable, "-m", f"ablate.{name}"]
+    for name in (
+        "ablate.service.app",
+        "ablate.service.background.main",
+        "ablate.service.store.migrate",
+        "ablate.workers.app",
+    )
 )
 LIST, STATUS, DOCTOR = ([str(PROGRAM), *words] for words in (["list"], ["status"], ["worker", "doctor"]))
 SERVICE = {"ADMIN_TOKEN": GOOD, "WORKER_TOKEN": f"{GOOD}-2"}
@@ -142,7 +147,7 @@ def test_no_process_below_a_worker_inherits_a_secret(monkeypatch: pytest.MonkeyP
 def test_the_kernel_shows_no_secret_of_a_worker_that_has_read_its_settings() -> None:
     """Other processes of the same user read the environment with which a process was started."""
     code = (
-        "from pathlib import Path; from workers.environment_variables import hide_secrets; hide_secrets();"
+        "from pathlib import Path; from ablate.workers.environment_variables import hide_secrets; hide_secrets();"
         "print(Path('/proc/self/environ').read_bytes())"
     )
     done = subprocess.run(

@@ -13,9 +13,9 @@ from kombu import pools
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from experiments.system.wake import celery_app, publish_wake, wake_subscription
-from service.lifecycle import OutboxKind
-from service.store.session import Store
+from ablate.experiments.system.wake import celery_app, publish_wake, wake_subscription
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store.session import Store
 from tests import certificates, servers
 from tests.api_stack import ADMIN, WORKER, nobody_url, running_api, served_api
 from tests.ports import free_port

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from experiments.design.aa_spec import CONTENT_TYPE
-from experiments.design.load import parse_spec
-from experiments.records.calibration import AABlock
-from service.background.sentinels import submit_due
-from service.store.nodes.calibrations import read_calibrations
-from service.store.tables import aa_blocks, ablations, db_now
+from ablate.experiments.design.aa_spec import CONTENT_TYPE
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.records.calibration import AABlock
+from ablate.service.background.sentinels import submit_due
+from ablate.service.store.nodes.calibrations import read_calibrations
+from ablate.service.store.tables import aa_blocks, ablations, db_now
 from tests.api_stack import SIGNER, Api, api_fixture
 from tests.calibrations import aa_spec
 from tests.integration.test_calibrations import run, submit_aa

@@ -10,15 +10,15 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
-from experiments.design.load import parse_spec
-from experiments.design.power import session_level
-from experiments.outcomes import FailureClass
-from service.background.outbox_handlers import OutboxHandlers
-from service.lifecycle import OutboxKind
-from service.routes import sessions
-from service.store.ablations import sessions as store
-from service.store.tables import ablations, proposals
-from service.submitting import accepted
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.power import session_level
+from ablate.experiments.outcomes import FailureClass
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.routes import sessions
+from ablate.service.store.ablations import sessions as store
+from ablate.service.store.tables import ablations, proposals
+from ablate.service.submitting import accepted
 from tests.answering import report
 from tests.api_stack import Api, api_fixture
 from tests.factories import GIB, spec_values

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from experiments.design.power import MAX_BLOCKS
+from ablate.experiments.design.power import MAX_BLOCKS
 from tests.api_stack import Api, receipts_of, running_api
 
 GRAIN = 20

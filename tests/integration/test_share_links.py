@@ -8,9 +8,9 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 
-from service.principals import Scope
-from service.store.access import tokens
-from service.store.tables import ablations, db_now, share_links
+from ablate.service.principals import Scope
+from ablate.service.store.access import tokens
+from ablate.service.store.tables import ablations, db_now, share_links
 from tests.api_stack import ADMIN, Api, api_fixture, served_api
 from tests.cli import ablate, speaking_to
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from experiments.outcomes import FailureClass
-from experiments.records import receipt_check
-from experiments.records.identity import ClaimedBlock
-from experiments.records.receipt_clocks import slice_problems
-from experiments.records.receipts import Receipt
-from model.config import StepsConfig
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records import receipt_check
+from ablate.experiments.records.identity import ClaimedBlock
+from ablate.experiments.records.receipt_clocks import slice_problems
+from ablate.experiments.records.receipts import Receipt
+from ablate.model.config import StepsConfig
+from ablate.workers.lease import boot_time_s
 from tests.integration.test_exec import ROOT
 from tests.integration.worker_service import Rig, block, is_gone, rig_in
 from tests.waiting import until
-from workers.lease import boot_time_s
 
 LEASE_S = 8.0
 LONG = StepsConfig(warmup=1, timed=600_000, slice=3, val_rows=0)

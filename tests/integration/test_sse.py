@@ -12,9 +12,9 @@ import httpx_sse
 import pytest
 from sqlalchemy import event
 
-from service.background.outbox_handlers import OutboxHandlers
-from service.lifecycle import EventKind, OutboxKind
-from service.store.session import Store
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.lifecycle import EventKind, OutboxKind
+from ablate.service.store.session import Store
 from tests.api_stack import ADMIN, WORKER, Api, parse_events, running_api, served_api
 from tests.ports import free_port
 from tests.service_process import API, is_up, service_process
@@ -101,7 +101,7 @@ def test_last_event_id_replays_only_what_came_after(tmp_path: Path) -> None:
 def test_a_stream_ends_when_nothing_more_can_come_and_not_before(
     kind: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.http.event_streams.POLL_S", 0.02)
+    monkeypatch.setattr("ablate.service.http.event_streams.POLL_S", 0.02)
     with served_api(kind, tmp_path) as api:
         made, received, polls = api.submit(), list[tuple[str, str | None]](), list[str]()
         event.listen(api.store.reader, "before_cursor_execute", lambda *asked: polls.append(asked[2]))
@@ -179,12 +179,12 @@ def test_a_stream_hears_all_of_what_is_more_than_one_look_finds(
         api.cancel(made["id"])
         expected = api.events(made["id"])
         for most in (1, 2, len(expected) - 1, len(expected)):
-            monkeypatch.setattr("service.http.event_streams._EVENTS_AT_ONCE", most)
+            monkeypatch.setattr("ablate.service.http.event_streams._EVENTS_AT_ONCE", most)
             assert api.events(made["id"]) == expected
 
 
 def test_quiet_stream_is_kept_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.event_streams.KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr("ablate.service.http.event_streams.KEEP_ALIVE_S", 0.3)
     with served_api("sqlite", tmp_path) as api:
         made = api.submit()
         with api.client.stream("GET", made["links"]["events"], headers=api.admin) as answer:
@@ -259,7 +259,7 @@ class _Follower:
 def test_pages_of_a_log_cut_no_character_in_two(
     page_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.http.event_streams._LOG_BYTES_AT_ONCE", page_bytes)
+    monkeypatch.setattr("ablate.service.http.event_streams._LOG_BYTES_AT_ONCE", page_bytes)
     text = "größer ≤ 4 MiB, 𝛥 = ½"
     with running_api("sqlite", tmp_path) as api:
         api.submit()

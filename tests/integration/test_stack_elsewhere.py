@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.system.processes import number_space, start_of
-from service.errors import StackError
-from service.stack import control
-from service.stack.layout import StackFiles
-from service.stack.state import StackState, exclusive, write_state
+from ablate.experiments.system.processes import number_space, start_of
+from ablate.service.errors import StackError
+from ablate.service.stack import control
+from ablate.service.stack.layout import StackFiles
+from ablate.service.stack.state import StackState, exclusive, write_state
 
 UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc"]
 
@@ -61,7 +61,7 @@ def test_commands_in_another_namespace_change_nothing_and_say_so(tmp_path: Path)
         write_state(files, state_of(os.getpid()))
         before = files.state.read_bytes()
         for command in ("down", "status", "up"):
-            ablate = [sys.executable, "-c", "from experiments.system.console import main; main()", command]
+            ablate = [sys.executable, "-c", "from ablate.experiments.system.console import main; main()", command]
             environment = {**os.environ, "ABLATE_HOME": str(files.home)}
             done = subprocess.run([*UNSHARE, *ablate], env=environment, capture_output=True, text=True, check=False)
             assert (done.returncode, "in another container" in done.stderr) == (5, True), (command, done.stderr)

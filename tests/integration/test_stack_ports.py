@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import PartFailed
-from service.stack import part_processes, supervisor
-from service.stack.layout import StackFiles
-from service.stack.parts import LOOPBACK, Addresses, StackPart, free_port, is_ok, listeners
+from ablate.service.errors import PartFailed
+from ablate.service.stack import part_processes, supervisor
+from ablate.service.stack.layout import StackFiles
+from ablate.service.stack.parts import LOOPBACK, Addresses, StackPart, free_port, is_ok, listeners
 from tests.waiting import LIMIT_S
 
 SLEEPER = ("-c", "import time; time.sleep(600)")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from service.stack import part_processes
-from service.stack.layout import StackFiles
-from service.stack.parts import BACKGROUND, Addresses, StackPart, all_parts
+from ablate.service.stack import part_processes
+from ablate.service.stack.layout import StackFiles
+from ablate.service.stack.parts import BACKGROUND, Addresses, StackPart, all_parts
 from tests.waiting import LIMIT_S, until
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -29,9 +29,9 @@ SUPERVISOR = """
 import sys, time
 from dataclasses import replace
 from pathlib import Path
-from service.stack import part_processes
-from service.stack.layout import StackFiles
-from service.stack.parts import BACKGROUND, Addresses, StackPart, all_parts
+from ablate.service.stack import part_processes
+from ablate.service.stack.layout import StackFiles
+from ablate.service.stack.parts import BACKGROUND, Addresses, StackPart, all_parts
 command = (sys.executable, "-c", "import time; time.sleep(600)")
 part = StackPart(name="part", command=command, environment={}, answers=lambda: True)
 part_processes.start(part, stack_id=sys.argv[1], log=Path(sys.argv[2]))

@@ -10,12 +10,12 @@ from pathlib import Path
 from sqlalchemy import Connection, create_engine, select, text
 from sqlalchemy.engine import make_url
 
-from service.store import session
-from service.store.blocks.block_wire import plan_of
-from service.store.blocks.transitions import Transitions
-from service.store.blocks.turns import raise_reached
-from service.store.session import Store
-from service.store.tables import turns
+from ablate.service.store import session
+from ablate.service.store.blocks.block_wire import plan_of
+from ablate.service.store.blocks.transitions import Transitions
+from ablate.service.store.blocks.turns import raise_reached
+from ablate.service.store.session import Store
+from ablate.service.store.tables import turns
 from tests.api_stack import Api, api_fixture, running_api
 from tests.waiting import LIMIT_S, until
 

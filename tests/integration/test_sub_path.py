@@ -8,9 +8,9 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from service.background.webhooks import content_of
-from service.client.api import Client
-from service.web.sessions import COOKIE
+from ablate.service.background.webhooks import content_of
+from ablate.service.client.api import Client
+from ablate.service.web.sessions import COOKIE
 from tests import browser as browsers
 from tests import web_world
 from tests.api_stack import ADMIN, Api, served_api

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from service.store.tables import ablations, attempts, db_now
+from ablate.service.store.tables import ablations, attempts, db_now
 from tests.api_stack import Api, api_fixture, receipts_of
 
 BLOCKS, BLOCK_S = 6, 900.0

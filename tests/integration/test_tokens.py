@@ -9,14 +9,14 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text, update
 
-from service.app import create_app
-from service.errors import ConfigurationError, Unauthorized
-from service.http.authentication import Authenticator, bootstrap
-from service.principals import Scope
-from service.store.access.tokens import NewToken, create, node_token, replace_settings_tokens
-from service.store.migrate import upgrade
-from service.store.session import Store
-from service.store.tables import attempts, blocks, db_now, token_secrets
+from ablate.service.app import create_app
+from ablate.service.errors import ConfigurationError, Unauthorized
+from ablate.service.http.authentication import Authenticator, bootstrap
+from ablate.service.principals import Scope
+from ablate.service.store.access.tokens import NewToken, create, node_token, replace_settings_tokens
+from ablate.service.store.migrate import upgrade
+from ablate.service.store.session import Store
+from ablate.service.store.tables import attempts, blocks, db_now, token_secrets
 from tests.api_stack import (
     ADMIN,
     NODE,

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.outcomes import FailureClass
-from experiments.records.plan_file import make_plan_file, plan_file_text
-from experiments.system.processes import descendants_of
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.plan_file import make_plan_file, plan_file_text
+from ablate.experiments.system.processes import descendants_of
+from ablate.workers.devices.device_lock import DeviceLock, lock_addresses
+from ablate.workers.trials.result import TrialResult
 from tests.architecture.pages import ROOT
 from tests.integration.worker_service import is_gone
 from tests.programs import program_config, ran, write_program
 from tests.waiting import until
-from workers.devices.device_lock import DeviceLock, lock_addresses
-from workers.trials.result import TrialResult
 
 LAUNCH = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py")
 TRAIN = """
@@ -113,8 +113,16 @@ def test_kill_9_of_the_worker_leaves_no_rank_and_no_lock(tmp_path: Path, ranks: 
     text = json.dumps({**SPEC, "workload": workload})
     plan.write_text(plan_file_text(make_plan_file(make_plan(spec), spec_text=text, content_type="application/json")))
     home = tmp_path / "home"
-    environment = {**os.environ, "ABLATE_HOME": str(home), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "workers.offline", str(plan), "--out", str(tmp_path / "bundle"), "--no-rehearse"]
+    environment = {**os.environ, "ABLATE_HOME": str(home)}
+    command = [
+        sys.executable,
+        "-m",
+        "ablate.workers.offline",
+        str(plan),
+        "--out",
+        str(tmp_path / "bundle"),
+        "--no-rehearse",
+    ]
     log = tmp_path / "worker.log"
     with log.open("wb") as output:
         worker = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=output)

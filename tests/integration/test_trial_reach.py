@@ -14,19 +14,19 @@ from typing import Any
 import httpx
 import pytest
 
-from experiments.digest import digest_bytes
-from service.stack import broker
-from service.stack.layout import StackFiles
+from ablate.experiments.digest import digest_bytes
+from ablate.service.stack import broker
+from ablate.service.stack.layout import StackFiles
+from ablate.workers.isolation import isolation_problem
+from ablate.workers.lease import Lease, boot_time_s
+from ablate.workers.paths import Usage, WorkPaths
+from ablate.workers.processes.guardian import Guardian
+from ablate.workers.processes.runner import TrialRunner
+from ablate.workers.processes.wake_event import WakeEvent
 from tests import mlflow_server
 from tests.api_stack import ADMIN, served_api
 from tests.integration.attacker import order_of, server
 from tests.waiting import until
-from workers.isolation import isolation_problem
-from workers.lease import Lease, boot_time_s
-from workers.paths import Usage, WorkPaths
-from workers.processes.guardian import Guardian
-from workers.processes.runner import TrialRunner
-from workers.processes.wake_event import WakeEvent
 
 pytestmark = pytest.mark.skipif(isolation_problem() is not None, reason=f"not isolated here: {isolation_problem()}")
 

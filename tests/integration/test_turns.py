@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from service.store.tables import ablations, attempts, blocks, db_now, nodes
+from ablate.service.store.tables import ablations, attempts, blocks, db_now, nodes
 from tests.api_stack import Api, api_fixture, receipts_of
 from tests.factories import spec_values
 

@@ -9,10 +9,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from experiments.reporting import wording
-from service.errors import Unavailable
-from service.web import pages
-from service.web.live_curves import live_curves
+from ablate.experiments.reporting import wording
+from ablate.service.errors import Unavailable
+from ablate.service.web import pages
+from ablate.service.web.live_curves import live_curves
 from tests import browser as browsers
 from tests import web_world
 from tests.acceptance.test_report_in_browser import OVERFLOWING

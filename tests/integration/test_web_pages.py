@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from experiments.analysis.verdicts import Verdict
-from experiments.reporting.verdict_layout import short_answer
-from service.lifecycle import PROJECTIONS, OutboxKind
-from service.principals import SERVICE
-from service.store import outbox
-from service.store.ablations.results import store_projection
-from service.store.tables import ablations, blocks
-from service.web import live_curves
-from service.web.answers import read_answer
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.reporting.verdict_layout import short_answer
+from ablate.service.lifecycle import PROJECTIONS, OutboxKind
+from ablate.service.principals import SERVICE
+from ablate.service.store import outbox
+from ablate.service.store.ablations.results import store_projection
+from ablate.service.store.tables import ablations, blocks
+from ablate.service.web import live_curves
+from ablate.service.web.answers import read_answer
 from tests import web_world
 from tests.api_stack import Api, api_fixture, nobody_url, served_api
 from tests.cli import ablate, speaking_to

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select, update
 
-from service.store.tables import db_now, web_sessions
-from service.web import actions, pages
-from service.web.sessions import COOKIE, FORM_TYPE
+from ablate.service.store.tables import db_now, web_sessions
+from ablate.service.web import actions, pages
+from ablate.service.web.sessions import COOKIE, FORM_TYPE
 from tests.api_stack import ADMIN, Api, bearer, running_api
 from tests.web_pages import Person, link_of, sign_in_path
 

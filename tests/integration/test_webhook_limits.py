@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from service.background import webhooks
-from service.background.webhooks import Webhook, key_of
-from service.errors import WebhookRefused
+from ablate.service.background import webhooks
+from ablate.service.background.webhooks import Webhook, key_of
+from ablate.service.errors import WebhookRefused
 from tests.waiting import LIMIT_S
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

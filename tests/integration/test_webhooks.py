@@ -12,13 +12,13 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from sqlalchemy import select, update
 
-from service.background.outbox_handlers import OutboxHandlers
-from service.background.reconciler import HOOK_AGE_S, Reconciler
-from service.background.webhooks import Webhook, key_of, signed_headers, webhook_of
-from service.errors import ConfigurationError, WebhookRefused
-from service.lifecycle import OutboxKind
-from service.settings import ServiceSettings
-from service.store.tables import db_now, outbox
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.background.reconciler import HOOK_AGE_S, Reconciler
+from ablate.service.background.webhooks import Webhook, key_of, signed_headers, webhook_of
+from ablate.service.errors import ConfigurationError, WebhookRefused
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.settings import ServiceSettings
+from ablate.service.store.tables import db_now, outbox
 from tests.api_stack import Api, api_fixture, nobody_url
 from tests.receiver import Receiver, receiving
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from experiments.design.arms import arm_digest
-from experiments.outcomes import FailureClass
-from experiments.records import receipt_check
-from experiments.records.identity import ClaimedTrial
-from experiments.system.processes import children_of
-from model.config import AttentionConfig, DataConfig, HybridConfig, MeshConfig, OptimConfig, StepsConfig
+from ablate.experiments.design.arms import arm_digest
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records import receipt_check
+from ablate.experiments.records.identity import ClaimedTrial
+from ablate.experiments.system.processes import children_of
+from ablate.model.config import AttentionConfig, DataConfig, HybridConfig, MeshConfig, OptimConfig, StepsConfig
 from tests.integration.worker_service import Rig, block, corpus, rig_in
 from tests.waiting import until
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ablate.workers.cli import app
+from ablate.workers.settings import get_settings
 from tests.api_stack import nobody_url
 from tests.integration.worker_service import TOKEN, Service
 from tests.nvidia_smi import put_smi
-from workers.cli import app
-from workers.settings import get_settings
 
 
 def _doctor(monkeypatch: pytest.MonkeyPatch, home: Path, url: str, token: str | None) -> tuple[int, dict[str, Any]]:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from model.config import StepsConfig
+from ablate.model.config import StepsConfig
+from ablate.workers.processes.wake_event import ENDING
+from ablate.workers.serve import ENDED
 from tests.integration.worker_service import Service, block, built_in_arm, corpus, processes_of, worker
 from tests.waiting import LIMIT_S, until
-from workers.processes.wake_event import ENDING
-from workers.serve import ENDED
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
 _SOME = StepsConfig(warmup=1, timed=40, val_rows=0)

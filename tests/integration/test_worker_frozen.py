@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from model.config import StepsConfig
+from ablate.model.config import StepsConfig
 from tests.integration.worker_service import Rig, block, is_gone, processes_of, resume_all, rig_in
 from tests.waiting import until
 
@@ -57,7 +57,7 @@ class FrozenRig(Rig):
         return [item for beat in beats for item in beat["progress"]]
 
     def guardians(self) -> list[int]:
-        return self.processes("workers.processes.guardian")
+        return self.processes("ablate.workers.processes.guardian")
 
 
 @pytest.fixture(scope="module")

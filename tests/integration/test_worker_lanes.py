@@ -8,17 +8,17 @@ from typing import Any, cast
 
 import pytest
 
-from kernels.backends import Lane
+from ablate.kernels.backends import Lane
+from ablate.workers.blocks.block_runner import NodeContext
+from ablate.workers.errors import ExecRefused
+from ablate.workers.identity.node import Node, find_node
+from ablate.workers.offline import cli
+from ablate.workers.offline.cli import try_back_ends
+from ablate.workers.processes import lanes
+from ablate.workers.processes.forkserver import ForkServer
 from tests.factories import command_values, make_plan, make_spec
 from tests.integration.worker_service import Service, worker
 from tests.waiting import until
-from workers.blocks.block_runner import NodeContext
-from workers.errors import ExecRefused
-from workers.identity.node import Node, find_node
-from workers.offline import cli
-from workers.offline.cli import try_back_ends
-from workers.processes import lanes
-from workers.processes.forkserver import ForkServer
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import signal
 import sys
 from pathlib import Path
 
-from experiments.digest import SOURCE_ROOT
-from experiments.outcomes import ExitCode
-from model.config import StepsConfig
+from ablate.experiments.digest import SOURCE_ROOT
+from ablate.experiments.outcomes import ExitCode
+from ablate.model.config import StepsConfig
 from tests.api_stack import Api, served_api
 from tests.integration.worker_service import Service, block, built_in_arm, corpus, processes_of, worker
 from tests.ports import free_port
@@ -89,7 +89,7 @@ def test_changed_code_spoils_the_block_and_ends_the_worker(tmp_path: Path) -> No
         shutil.copytree(SOURCE_ROOT / package, tmp_path / "source" / package)
     service = Service()
     home = tmp_path / "home"
-    command = [sys.executable, "-P", "-m", "workers.app"]
+    command = [sys.executable, "-P", "-m", "ablate.workers.app"]
     path = str(tmp_path / "source")
     with worker(home, f"http://127.0.0.1:{service.port}", command=command, PYTHONPATH=path) as process:
         steps = StepsConfig(warmup=1, timed=400, val_rows=0)

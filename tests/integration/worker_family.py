@@ -4,15 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments.system.processes import adopt_orphans, die_with_parent
-from workers.environment_variables import mark_process
-from workers.lease import Lease
-from workers.paths import TrialPaths
-from workers.processes.forkserver import ForkServer
-from workers.processes.guardian import Guardian
-from workers.processes.runner import TrialRunner
-from workers.processes.wake_event import WakeEvent
-from workers.trials.result import TrialOrder
+from ablate.experiments.system.processes import adopt_orphans, die_with_parent
+from ablate.workers.environment_variables import mark_process
+from ablate.workers.lease import Lease
+from ablate.workers.paths import TrialPaths
+from ablate.workers.processes.forkserver import ForkServer
+from ablate.workers.processes.guardian import Guardian
+from ablate.workers.processes.runner import TrialRunner
+from ablate.workers.processes.wake_event import WakeEvent
+from ablate.workers.trials.result import TrialOrder
 
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
 

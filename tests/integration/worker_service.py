@@ -15,15 +15,15 @@ from typing import Any
 
 import psutil
 
-from experiments.design import gates
-from experiments.design.arms import arm_digest
-from experiments.design.kinds.built_in import BuiltInArm
-from experiments.records.identity import ClaimedBlock, ClaimedTrial
-from experiments.records.messages import PROBLEM_TYPES
-from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig
+from ablate.experiments.design import gates
+from ablate.experiments.design.arms import arm_digest
+from ablate.experiments.design.kinds.built_in import BuiltInArm
+from ablate.experiments.records.identity import ClaimedBlock, ClaimedTrial
+from ablate.experiments.records.messages import PROBLEM_TYPES
+from ablate.model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig
+from ablate.workers.lease import boot_time_s
+from ablate.workers.processes.lanes import FILE as LANES
 from tests.waiting import LIMIT_S, until
-from workers.lease import boot_time_s
-from workers.processes.lanes import FILE as LANES
 
 TOKEN = "test-worker-key-of-a-worker"
 IDENTITY = {"name": "node/tester", "scope": "worker", "node": "tester"}
@@ -212,7 +212,7 @@ def block(configs: list[BuiltInArm], *, attempt: str, timeout_s: float = 60.0, l
 def worker(
     home: Path, url: str, *, command: list[str] | None = None, reuse_lanes: bool = True, **environment: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `python -m workers.app`; its output goes to worker.log in `home`, that of another command beside it.
+    """Run `python -m ablate.workers.app`; its output goes to worker.log in `home`, that of another command beside it.
 
     It starts with the lane file of an earlier worker, unless `reuse_lanes` is False.
     """
@@ -233,7 +233,7 @@ def worker(
     path = home / "worker.log" if command is None else home.with_suffix(".log")
     with path.open("ab") as log:
         process = subprocess.Popen(
-            command or [sys.executable, "-m", "workers.app"],
+            command or [sys.executable, "-m", "ablate.workers.app"],
             env={**os.environ, **variables, **environment},
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 from sqlalchemy import Connection, Table, create_engine, delete, event, insert, select, text, update
 
-from experiments.digest import digest_bytes
-from service.background.outbox_handlers import OutboxHandlers
-from service.background.reconciler import Reconciler
-from service.lifecycle import OutboxKind
-from service.store.ablations.code_archives import drop_oldest
-from service.store.ablations.logs import drop_logs
-from service.store.ablations.retention import Retention
-from service.store.tables import ablations, blocks, code_archives, db_now, metadata, nodes, outbox
+from ablate.experiments.digest import digest_bytes
+from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.background.reconciler import Reconciler
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store.ablations.code_archives import drop_oldest
+from ablate.service.store.ablations.logs import drop_logs
+from ablate.service.store.ablations.retention import Retention
+from ablate.service.store.tables import ablations, blocks, code_archives, db_now, metadata, nodes, outbox
 from tests.api_stack import Api, receipts_of, running_api
 from tests.bundles import archive_of, make_bundle, make_file
 from tests.chaos.ledger import Ledger

@@ -60,7 +60,7 @@ class Case:
 
     def shape(self) -> Any:
         """Return the sizes of the kernels."""
-        from kernels.mamba3_mimo.cuda.shape import ScanShape
+        from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape
 
         variant = self.variant()
         sizes = {name: value for name, value in vars(self).items() if name != "switches"}
@@ -69,7 +69,7 @@ class Case:
 
     def variant(self) -> Any:
         """Return the switches of the kernels."""
-        from kernels.mamba3_mimo.cuda.shape import Variant
+        from ablate.kernels.mamba3_mimo.cuda.shape import Variant
 
         return Variant(**self.switches)
 
@@ -144,7 +144,7 @@ def programs(pool: ProcessPoolExecutor) -> list[str]:
 
 def tools() -> tuple[str, ...]:
     """Return the versions of TileLang, nvcc and the disassembler, and the digest of the code's reader."""
-    from kernels.mamba3_mimo.cuda.host import attest
+    from ablate.kernels.mamba3_mimo.cuda.host import attest
 
     answers = [_version(path) for path in (shutil.which("nvcc"), attest.disassembler())]
     return version("tilelang"), *answers, attest.READER
@@ -182,7 +182,7 @@ def program_of(case: Case, kernel: str) -> str:
 
 
 def _compiled(case: Case, kernel: str) -> dict[str, Any]:
-    from kernels.mamba3_mimo.cuda.host import attest, compiled
+    from ablate.kernels.mamba3_mimo.cuda.host import attest, compiled
 
     try:
         (row,) = attest.table({kernel: compiled.kernel(kernel, case.shape(), case.variant())})

@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from kernels.mamba3_mimo import criterion
-from kernels.mamba3_mimo.cuda.host.final_state import RowEnd
-from kernels.mamba3_mimo.cuda.host.scan import Scan
-from kernels.mamba3_mimo.cuda.shape import Variant
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
+from ablate.kernels.mamba3_mimo import criterion
+from ablate.kernels.mamba3_mimo.cuda.host.final_state import RowEnd
+from ablate.kernels.mamba3_mimo.cuda.host.scan import Scan
+from ablate.kernels.mamba3_mimo.cuda.shape import Variant
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from tests.kernels.accuracy import make_final_grad, poisoned_buffers
 
 

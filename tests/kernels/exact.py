@@ -11,12 +11,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from kernels.mamba3_mimo import criterion
-from kernels.mamba3_mimo.criterion import Results, Yardstick
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import psiv
-from kernels.mamba3_mimo.problem import outputs
-from kernels.mamba3_mimo.reference import chunk_parallel
+from ablate.kernels.mamba3_mimo import criterion
+from ablate.kernels.mamba3_mimo.criterion import Results, Yardstick
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.operands import psiv
+from ablate.kernels.mamba3_mimo.problem import outputs
+from ablate.kernels.mamba3_mimo.reference import chunk_parallel
 from tests.kernels.accuracy import AXES
 
 SLICE_SIZE = 1 << 25

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
-from kernels.mamba3_mimo.cuda.host.compiled import needed, pass_configs, program
-from kernels.mamba3_mimo.cuda.host.refusals import refusal
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import needed, pass_configs, program
+from ablate.kernels.mamba3_mimo.cuda.host.refusals import refusal
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 SHAPES = {
     "B8 S8192 N64": {"B": 8, "S": 8192, "H": 16, "G": 1, "N": 64, "P": 64, "R": 4, "A": 16},

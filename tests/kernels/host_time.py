@@ -8,13 +8,12 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import kernels.mamba3_mimo
-from kernels.backends import Lane
-from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
-from kernels.mamba3_mimo.cuda.host import op, scan
-from kernels.mamba3_mimo.cuda.shape import Variant
-from kernels.mamba3_mimo.problem import Case, make_grad
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels.backends import Lane
+from ablate.kernels.mamba3_mimo import ScanInputs, mamba3_mimo
+from ablate.kernels.mamba3_mimo.cuda.host import op, scan
+from ablate.kernels.mamba3_mimo.cuda.shape import Variant
+from ablate.kernels.mamba3_mimo.problem import Case, make_grad
+from ablate.kernels.scan_switches import ScanSwitches
 
 Run = Callable[[], object]
 CASE = Case(B=1, S=64, H=1)
@@ -39,7 +38,7 @@ def unlaunched() -> Iterator[None]:
     """Let the cuda lane run without a GPU: it compiles nothing, and its launches do nothing."""
     launches = defaultdict(lambda: lambda *tensors: None)
     with (
-        patch.object(kernels.mamba3_mimo, "supports", lambda *_: None),
+        patch("ablate.kernels.mamba3_mimo.supports", lambda *_: None),
         patch.object(op, "refusal_on", lambda _: None),
         patch.object(op, "build", lambda *_: None),
         patch.object(scan, "launches", lambda *_: launches),

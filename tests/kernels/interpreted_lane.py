@@ -8,11 +8,11 @@ from unittest import mock
 
 from torch import Tensor
 
-from kernels import facts, mamba3_mimo
-from kernels.mamba3_mimo import support
-from kernels.mamba3_mimo.cuda.host import op, scan
-from kernels.mamba3_mimo.cuda.host.compiled import program
-from kernels.scan_switches import ScanFact, ScanSwitches
+from ablate.kernels import facts, mamba3_mimo
+from ablate.kernels.mamba3_mimo import support
+from ablate.kernels.mamba3_mimo.cuda.host import op, scan
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import program
+from ablate.kernels.scan_switches import ScanFact, ScanSwitches
 from tests.kernels import tile_rounding
 
 

@@ -4,8 +4,8 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from kernels.mamba3_mimo.cuda.host import compiled
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.host import compiled
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from tests.kernels.fuzz import planning
 from tests.kernels.fuzz.outcomes import FuzzOutcome
 from tests.kernels.fuzz.problems import ScanProblem

@@ -18,8 +18,8 @@ def long_rows(name: str, **switches: bool) -> tuple[str, dict[str, int]]:
     """
     import tilelang
 
-    from kernels.mamba3_mimo.cuda.host.compiled import TARGET, pass_configs, program
-    from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+    from ablate.kernels.mamba3_mimo.cuda.host.compiled import TARGET, pass_configs, program
+    from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
     variant = Variant(**switches)
     text = program(name, ScanShape(B=9, S=65536, H=64, G=1, N=64, P=64, R=4, A=16, wide=True), variant)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from experiments.design.gate import Claim
-from experiments.design.gates import GATES
-from kernels.mamba3_mimo.cuda.shape import Variant
-from kernels.mamba3_mimo.problem import Case
+from ablate.experiments.design.gate import Claim
+from ablate.experiments.design.gates import GATES
+from ablate.kernels.mamba3_mimo.cuda.shape import Variant
+from ablate.kernels.mamba3_mimo.problem import Case
 from tests.kernels.fuzz.problems import ScanProblem
 
 Problem = tuple[Case, Variant]

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kernels.mamba3_mimo import ScanInputs, ScanResult, ScanState
+from ablate.kernels.mamba3_mimo import ScanInputs, ScanResult, ScanState
 from tests.scan_inputs import TIME_AXIS, ScanSizes, random_inputs
 
 Scan = Callable[[ScanInputs, ScanState | None], ScanResult]

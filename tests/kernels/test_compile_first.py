@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo.cuda.host.compiled import OF_SIZES, pass_configs, program
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import OF_SIZES, pass_configs, program
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 @pytest.mark.parametrize("name", OF_SIZES)

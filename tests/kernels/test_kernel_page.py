@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo.cuda.host.compiled import KERNELS
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import KERNELS
 from tests.architecture.pages import ROOT
 from tests.console_blocks import commands_of
 from tests.kernels import fuzz_on_cpu

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments.design.gate_readings import read_gates
-from kernels.errors import KernelError
-from kernels.mamba3_mimo.cuda.host import attest, cuda_source
-from kernels.scan_switches import ScanSwitches
-from model.facts import ModelFact
+from ablate.experiments.design.gate_readings import read_gates
+from ablate.kernels.errors import KernelError
+from ablate.kernels.mamba3_mimo.cuda.host import attest, cuda_source
+from ablate.kernels.scan_switches import ScanSwitches
+from ablate.model.facts import ModelFact
 
 DISASSEMBLY = """
  Function walk_kernel:

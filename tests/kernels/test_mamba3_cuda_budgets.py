@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from kernels.mamba3_mimo.cuda.host import attest
+from ablate.kernels.mamba3_mimo.cuda.host import attest
 from tests.kernels.budgets import (
     BUDGETS,
     CASES,
@@ -55,9 +55,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # ends a compiler th
 
 BUILD = """
 import json
-from kernels import facts
-from kernels.mamba3_mimo.cuda.host import compiled
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels import facts
+from ablate.kernels.mamba3_mimo.cuda.host import compiled
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 compiled.needed = lambda *_: ("local_states", "reduce_heads")
 counts = []
 for rows, tokens in ((8, 8192), (3, 4096)):
@@ -122,15 +122,21 @@ def test_a_cost_above_its_budget_is_reported_with_both_numbers():
 
 def test_every_kernel_has_a_budget():
     pytest.importorskip("tilelang")
-    from kernels.mamba3_mimo.cuda.host.compiled import KERNELS
+    from ablate.kernels.mamba3_mimo.cuda.host.compiled import KERNELS
 
     assert set(BUDGETS["baseline"]) == set(KERNELS)
     assert set(BUDGETS) == set(CASES)
 
 
 def test_two_blocks_of_the_lifted_walk_fit_a_processor_or_one_with_two_groups(compiled):
-    from kernels.mamba3_mimo.cuda.backward.lifted_layout import BESIDES, OF_A_PROCESSOR, groups_of, lifts, shared_bytes
-    from kernels.mamba3_mimo.cuda.backward.lifted_steps import threads_of
+    from ablate.kernels.mamba3_mimo.cuda.backward.lifted_layout import (
+        BESIDES,
+        OF_A_PROCESSOR,
+        groups_of,
+        lifts,
+        shared_bytes,
+    )
+    from ablate.kernels.mamba3_mimo.cuda.backward.lifted_steps import threads_of
 
     groups = set()
     for name, case in CASES.items():
@@ -175,8 +181,8 @@ def test_a_sample_is_drawn_for_the_stored_inputs_only():
 
 def test_a_changed_kernel_option_or_tool_makes_other_inputs(monkeypatch):
     pytest.importorskip("tilelang")
-    from kernels.mamba3_mimo.cuda.backward import reductions
-    from kernels.mamba3_mimo.cuda.host import compiled as host
+    from ablate.kernels.mamba3_mimo.cuda.backward import reductions
+    from ablate.kernels.mamba3_mimo.cuda.host import compiled as host
 
     def digest():
         return inputs([program_of(CASES["baseline"], "sum_heads")])

@@ -18,14 +18,14 @@ from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("tilelang")
 
-from kernels import facts
-from kernels.backends import Lane
-from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
-from kernels.mamba3_mimo.cuda.host import op
-from kernels.mamba3_mimo.cuda.host.op import needs_dispatcher
-from kernels.mamba3_mimo.cuda.shape import Variant
-from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels import facts
+from ablate.kernels.backends import Lane
+from ablate.kernels.mamba3_mimo import ScanInputs, mamba3_mimo
+from ablate.kernels.mamba3_mimo.cuda.host import op
+from ablate.kernels.mamba3_mimo.cuda.host.op import needs_dispatcher
+from ablate.kernels.mamba3_mimo.cuda.shape import Variant
+from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
+from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours
 from tests.kernels.host_time import Watching, unlaunched
 from tests.kernels.interpreted_lane import interpreted_lane

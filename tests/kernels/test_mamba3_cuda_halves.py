@@ -7,9 +7,9 @@ import torch
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo import mamba3_mimo
-from kernels.mamba3_mimo.cuda.host import wide_heads
-from kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
+from ablate.kernels.mamba3_mimo import mamba3_mimo
+from ablate.kernels.mamba3_mimo.cuda.host import wide_heads
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
 from tests.scan_inputs import ScanSizes as Sizes
 from tests.scan_inputs import random_inputs
 

@@ -7,15 +7,15 @@ import torch
 
 pytest.importorskip("tilelang")
 
-from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.cuda.forward.prefix import lanes_for
-from kernels.mamba3_mimo.cuda.host import scan, sizes
-from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, needed
-from kernels.mamba3_mimo.cuda.host.refusals import CHUNK_ROWS, RANKS, refusal
-from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
-from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant, padded_angles
-from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo.cuda.forward.prefix import lanes_for
+from ablate.kernels.mamba3_mimo.cuda.host import scan, sizes
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import KERNELS, needed
+from ablate.kernels.mamba3_mimo.cuda.host.refusals import CHUNK_ROWS, RANKS, refusal
+from ablate.kernels.mamba3_mimo.cuda.pieces.positions import EDGE
+from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import tensors
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant, padded_angles
+from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from tests.kernels import scan_cases
 from tests.kernels.accuracy import compare
 

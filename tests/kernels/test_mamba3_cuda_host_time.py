@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo.cuda.host import compiled, sizes
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
-from kernels.mamba3_mimo.problem import make_inputs
+from ablate.kernels.mamba3_mimo.cuda.host import compiled, sizes
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.problem import make_inputs
 from tests.kernels.host_time import CASE, passes, unlaunched
 
 LOOKUPS = 4

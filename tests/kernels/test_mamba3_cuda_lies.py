@@ -13,16 +13,16 @@ import torch
 
 pytest.importorskip("tilelang")
 
-from experiments.design.gate_readings import GateReading, read_gates
-from experiments.design.gates import GATES
-from kernels import facts
-from kernels.backends import Lane
-from kernels.mamba3_mimo import mamba3_mimo
-from kernels.mamba3_mimo.cuda.host import attest, compiled, op
-from kernels.mamba3_mimo.cuda.host.sizes import shape_of, sizes_of
-from kernels.mamba3_mimo.cuda.shape import Variant
-from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
-from kernels.scan_switches import ScanSwitches
+from ablate.experiments.design.gate_readings import GateReading, read_gates
+from ablate.experiments.design.gates import GATES
+from ablate.kernels import facts
+from ablate.kernels.backends import Lane
+from ablate.kernels.mamba3_mimo import mamba3_mimo
+from ablate.kernels.mamba3_mimo.cuda.host import attest, compiled, op
+from ablate.kernels.mamba3_mimo.cuda.host.sizes import shape_of, sizes_of
+from ablate.kernels.mamba3_mimo.cuda.shape import Variant
+from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
+from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels.host_time import unlaunched
 
 pytestmark = [

@@ -7,10 +7,18 @@ pytest.importorskip("tilelang")
 
 import tilelang.language as T  # noqa: N812
 
-from kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
-from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, put, put_turned, row, scatter_sums, take_turned
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
+from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import (
+    column,
+    kept,
+    put,
+    put_turned,
+    row,
+    scatter_sums,
+    take_turned,
+)
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from tests.kernels import tile_interpreter
 
 SIZES = {"B": 1, "S": 256, "H": 2, "G": 1, "N": 64, "P": 64, "R": 4, "A": 16, "C": 16, "L": 256}

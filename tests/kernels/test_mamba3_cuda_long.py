@@ -7,10 +7,10 @@ import pytest
 import torch
 
 pytest.importorskip("tilelang")
-from kernels.mamba3_mimo import criterion
-from kernels.mamba3_mimo.cuda.shape import Variant
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
+from ablate.kernels.mamba3_mimo import criterion
+from ablate.kernels.mamba3_mimo.cuda.shape import Variant
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from tests.kernels.accuracy import TIME_AXIS, poisoned_buffers
 from tests.kernels.checked import ours
 from tests.kernels.scan_cases import scan_problem

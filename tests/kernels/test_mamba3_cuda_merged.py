@@ -10,8 +10,8 @@ pytest.importorskip("tilelang")
 
 import tilelang
 
-from kernels.mamba3_mimo.cuda.host.compiled import TARGET, pass_configs, program
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import TARGET, pass_configs, program
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

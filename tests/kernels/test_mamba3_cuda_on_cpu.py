@@ -14,11 +14,11 @@ import torch
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
-from kernels.mamba3_mimo.cuda.host import scan as host
-from kernels.mamba3_mimo.cuda.host.compiled import program
-from kernels.mamba3_mimo.cuda.shape import Variant
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels.mamba3_mimo import ScanInputs, mamba3_mimo
+from ablate.kernels.mamba3_mimo.cuda.host import scan as host
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import program
+from ablate.kernels.mamba3_mimo.cuda.shape import Variant
+from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels import tile_interpreter
 from tests.scan_inputs import ScanSizes, random_inputs
 

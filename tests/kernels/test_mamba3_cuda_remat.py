@@ -10,13 +10,13 @@ pytest.importorskip("tilelang")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.backends import Lane
-from kernels.mamba3_mimo import mamba3_mimo
-from kernels.mamba3_mimo.cuda.host import sizes
-from kernels.mamba3_mimo.cuda.host.lengths import blocks_at_once
-from kernels.mamba3_mimo.cuda.shape import ALIGNMENT, ScanShape
-from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels.backends import Lane
+from ablate.kernels.mamba3_mimo import mamba3_mimo
+from ablate.kernels.mamba3_mimo.cuda.host import sizes
+from ablate.kernels.mamba3_mimo.cuda.host.lengths import blocks_at_once
+from ablate.kernels.mamba3_mimo.cuda.shape import ALIGNMENT, ScanShape
+from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
+from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels.interpreted_lane import interpreted_lane
 from tests.kernels.states import random_state
 

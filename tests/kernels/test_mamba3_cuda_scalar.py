@@ -10,8 +10,8 @@ pytest.importorskip("tilelang")
 
 from tvm.tirx import Var
 
-from kernels.mamba3_mimo.cuda.pieces import scalar
-from kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
+from ablate.kernels.mamba3_mimo.cuda.pieces import scalar
+from ablate.kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
 from tests.kernels.oracle import NAMES, Oracle
 from tests.kernels.tile_interpreter import MATH
 

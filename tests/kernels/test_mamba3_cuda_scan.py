@@ -6,12 +6,12 @@ import pytest
 import torch
 
 pytest.importorskip("tilelang")
-from kernels.backends import Lane
-from kernels.mamba3_mimo import criterion, mamba3_mimo
-from kernels.mamba3_mimo.cuda.host.compiled import num_kernels
-from kernels.mamba3_mimo.cuda.shape import Variant
-from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels.backends import Lane
+from ablate.kernels.mamba3_mimo import criterion, mamba3_mimo
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import num_kernels
+from ablate.kernels.mamba3_mimo.cuda.shape import Variant
+from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs
+from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours, wrong
 from tests.kernels.scan_cases import CASES, COMPARED, SCHEDULE_ONLY, each, scan_problem, switched
 from tests.kernels.states import chained

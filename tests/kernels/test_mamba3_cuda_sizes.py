@@ -7,13 +7,13 @@ import pytest
 
 pytest.importorskip("tilelang")
 
-from kernels import facts
-from kernels.mamba3_mimo.cuda.host import compiled
-from kernels.mamba3_mimo.cuda.host.lengths import LENGTHS, ROWS, choose_walk, walk_length
-from kernels.mamba3_mimo.cuda.host.sizes import plan_of, sizes_of
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
-from kernels.mamba3_mimo.problem import Case, make_inputs
-from kernels.scan_switches import ScanFact
+from ablate.kernels import facts
+from ablate.kernels.mamba3_mimo.cuda.host import compiled
+from ablate.kernels.mamba3_mimo.cuda.host.lengths import LENGTHS, ROWS, choose_walk, walk_length
+from ablate.kernels.mamba3_mimo.cuda.host.sizes import plan_of, sizes_of
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.problem import Case, make_inputs
+from ablate.kernels.scan_switches import ScanFact
 
 SHAPE = ScanShape(B=2, S=512, H=4, G=1, N=64, P=64, R=4, A=16)
 

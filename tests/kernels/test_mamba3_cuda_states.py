@@ -12,12 +12,12 @@ import torch
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo import ScanInputs, ScanResult, mamba3_mimo
-from kernels.mamba3_mimo.cuda.host import scan as host
-from kernels.mamba3_mimo.cuda.host.compiled import READS_START, program
-from kernels.mamba3_mimo.cuda.host.final_state import RowEnd
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
-from kernels.mamba3_mimo.state import entered, left_behind
+from ablate.kernels.mamba3_mimo import ScanInputs, ScanResult, mamba3_mimo
+from ablate.kernels.mamba3_mimo.cuda.host import scan as host
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import READS_START, program
+from ablate.kernels.mamba3_mimo.cuda.host.final_state import RowEnd
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.state import entered, left_behind
 from tests.kernels import tile_interpreter
 from tests.kernels.states import chained, double_inputs, random_state, results
 from tests.kernels.test_mamba3_cuda_on_cpu import LIMIT, Interpreted, error

@@ -12,10 +12,10 @@ pytest.importorskip("tilelang")
 
 from torch import Tensor
 
-from kernels.mamba3_mimo.cuda.host.compiled import program
-from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
-from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import program
+from ablate.kernels.mamba3_mimo.cuda.pieces.positions import EDGE
+from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import tensors
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from tests.kernels import tile_interpreter
 
 TOKENS = 2 * EDGE + 9

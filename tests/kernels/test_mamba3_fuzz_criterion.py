@@ -9,10 +9,10 @@ import torch
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo import criterion, mamba3_mimo, reference
-from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
-from kernels.mamba3_mimo.problem import outputs, scanned
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels.mamba3_mimo import criterion, mamba3_mimo, reference
+from ablate.kernels.mamba3_mimo.cuda.pieces.positions import EDGE
+from ablate.kernels.mamba3_mimo.problem import outputs, scanned
+from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels.fuzz.problems import ScanProblem
 from tests.kernels.fuzz.tensors import made
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.mamba3_mimo import mamba3_mimo
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels.mamba3_mimo import mamba3_mimo
+from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels.oracle import NAMES, Oracle
 from tests.scan_inputs import TIME_AXIS, ScanSizes, global_error, random_inputs, worst_row_error
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.errors import KernelUnsupported, ShapeError
-from kernels.mamba3_mimo import ScanState, mamba3_mimo, peer
-from kernels.mamba3_mimo.problem import Case, make_inputs
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels.errors import KernelUnsupported, ShapeError
+from ablate.kernels.mamba3_mimo import ScanState, mamba3_mimo, peer
+from ablate.kernels.mamba3_mimo.problem import Case, make_inputs
+from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels.oracle import NAMES, Oracle
 from tests.kernels.states import chained, double_inputs, piece, random_state, results
 from tests.scan_inputs import ScanSizes

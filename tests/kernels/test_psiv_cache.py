@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from kernels import facts
-from kernels.mamba3_mimo import mamba3_mimo
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels import facts
+from ablate.kernels.mamba3_mimo import mamba3_mimo
+from ablate.kernels.scan_switches import ScanSwitches
 from tests.scan_inputs import ScanSizes, random_inputs
 
 SHAPE = ScanSizes(batch=2, length=40, heads=4, groups=1, state=16, width=16, ranks=4)
@@ -20,8 +20,8 @@ PEAK_SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-from kernels.mamba3_mimo import mamba3_mimo
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels.mamba3_mimo import mamba3_mimo
+from ablate.kernels.scan_switches import ScanSwitches
 from tests.scan_inputs import ScanSizes, random_inputs
 
 torch.set_num_threads(1)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.backends import Lane
-from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo import criterion
-from kernels.mamba3_mimo.support import LANES
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo import criterion
+from ablate.kernels.mamba3_mimo.support import LANES
 
 CPU = torch.device("cpu")
 

@@ -14,18 +14,18 @@ from torch.utils._pytree import tree_map
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
-from experiments.design.gate_readings import read_gates
-from experiments.design.gates import GATES, with_gates
-from kernels import facts, xla_attention, xla_device, xla_partition
-from kernels.backends import Lane
-from kernels.mamba3_mimo.xla import scan
-from kernels.scan_switches import ScanSwitches
-from kernels.xla_partition import Partition
-from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
-from model.facts import ModelFact
-from model.layers import layer_loops
-from model.training import loss
-from model.training.traced_step import trace_step
+from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.gates import GATES, with_gates
+from ablate.kernels import facts, xla_attention, xla_device, xla_partition
+from ablate.kernels.backends import Lane
+from ablate.kernels.mamba3_mimo.xla import scan
+from ablate.kernels.scan_switches import ScanSwitches
+from ablate.kernels.xla_partition import Partition
+from ablate.model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
+from ablate.model.facts import ModelFact
+from ablate.model.layers import layer_loops
+from ablate.model.training import loss
+from ablate.model.training.traced_step import trace_step
 
 pytestmark = pytest.mark.timeout(900)
 Plant = Callable[[pytest.MonkeyPatch], None]

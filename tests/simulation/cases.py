@@ -11,12 +11,12 @@ from functools import partial
 
 import numpy as np
 
-from experiments.analysis.comparing import Sample
-from experiments.analysis.influences import LEVEL, carry_over, node_effects
-from experiments.analysis.requirements import proved
-from experiments.analysis.statistics import Array, log_ratio
-from experiments.design.power import alpha_of, level_shares
-from experiments.design.spec_values import Difference
+from ablate.experiments.analysis.comparing import Sample
+from ablate.experiments.analysis.influences import LEVEL, carry_over, node_effects
+from ablate.experiments.analysis.requirements import proved
+from ablate.experiments.analysis.statistics import Array, log_ratio
+from ablate.experiments.design.power import alpha_of, level_shares
+from ablate.experiments.design.spec_values import Difference
 from tests.simulation import draws, noise
 from tests.simulation.noise import Draw
 from tests.simulation.rates import Rate, rate

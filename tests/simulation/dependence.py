@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import signal
 
-from experiments.analysis.statistics import Array, fit
-from experiments.design.aa_spec import ADMITTING_BLOCKS
-from experiments.design.power import alpha_of
+from ablate.experiments.analysis.statistics import Array, fit
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
+from ablate.experiments.design.power import alpha_of
 from tests.simulation.draws import places_of
 from tests.simulation.noise import SD, TRIAL_SD
 from tests.simulation.rates import Rate, rate

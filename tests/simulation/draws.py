@@ -5,9 +5,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from experiments.analysis.statistics import Array
-from experiments.design.aa_spec import ADMITTING_BLOCKS
-from experiments.design.plan import orders
+from ablate.experiments.analysis.statistics import Array
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
+from ablate.experiments.design.plan import orders
 from tests.simulation.noise import STEPS, Draw, TrialNoise, normal, steps_of
 
 ORDERS = 64

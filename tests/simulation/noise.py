@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.analysis.statistics import Array
+from ablate.experiments.analysis.statistics import Array
 
 SD = 0.005
 """Standard deviation of d, the difference of two trials of a block, in natural log units."""

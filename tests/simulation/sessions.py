@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from experiments.analysis.statistics import Array, log_ratio
-from experiments.design.power import session_level
+from ablate.experiments.analysis.statistics import Array, log_ratio
+from ablate.experiments.design.power import session_level
 from tests.simulation.cases import NO_MARGIN_PCT, Drawing
 from tests.simulation.rates import Rate, rate
 from tests.simulation.words import Flags, windows_of, words_of

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from experiments.analysis.statistics import log_ratio, percent
-from experiments.design.power import (
+from ablate.experiments.analysis.statistics import log_ratio, percent
+from ablate.experiments.design.power import (
     PLANNED_POWER,
     alpha_of,
     blocks_for_events,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.design.power import ALPHA, alpha_of, blocks_for_events
+from ablate.experiments.design.power import ALPHA, alpha_of, blocks_for_events
 from tests.simulation.cases import (
     MARGIN_PCT,
     NOISES,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.analysis.statistics import corrected, strength
-from experiments.design.power import alpha_of
+from ablate.experiments.analysis.statistics import corrected, strength
+from ablate.experiments.design.power import alpha_of
 from tests.calibrations import make_block
 from tests.simulation.dependence import dependent, following_arms, following_levels, following_time
 from tests.simulation.test_cases import is_at_most

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from experiments.analysis.judge import judge
-from experiments.analysis.proposals import proposed
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.design.power import SESSION_ALPHA, session_level
-from experiments.records.circumstances import CALIBRATED
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.proposals import proposed
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.power import SESSION_ALPHA, session_level
+from ablate.experiments.records.circumstances import CALIBRATED
 from tests.simulation.cases import noisy
 from tests.simulation.noise import Draw
 from tests.simulation.rates import rate

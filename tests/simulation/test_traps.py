@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from experiments.analysis.statistics import percent
-from experiments.design.power import alpha_of
+from ablate.experiments.analysis.statistics import percent
+from ablate.experiments.design.power import alpha_of
 from tests.simulation import draws, traps
 from tests.simulation.cases import Stalls, noisy, outcomes
 from tests.simulation.rates import Rate

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.analysis.judge import judge
-from experiments.analysis.noise.calibrate import calibrate
-from experiments.analysis.verdicts import Cause, VariantVerdict
-from experiments.design.plan import BlockPlan, Plan
-from experiments.design.power import alpha_of
-from experiments.design.spec import AblationSpec
-from experiments.outcomes import FailureClass, VerdictWord
-from experiments.records.calibration import Calibration
-from experiments.records.circumstances import Admission, AttemptRecord, Circumstances
-from experiments.records.receipts import Receipt
-from model.measurements import Step
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.noise.calibrate import calibrate
+from ablate.experiments.analysis.verdicts import Cause, VariantVerdict
+from ablate.experiments.design.plan import BlockPlan, Plan
+from ablate.experiments.design.power import alpha_of
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.outcomes import FailureClass, VerdictWord
+from ablate.experiments.records.calibration import Calibration
+from ablate.experiments.records.circumstances import Admission, AttemptRecord, Circumstances
+from ablate.experiments.records.receipts import Receipt
+from ablate.model.measurements import Step
 from tests.calibrations import KEY, make_block
 from tests.factories import clocked, make_plan, make_receipt, make_spec
 from tests.simulation import draws

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy import special
 
-from experiments.analysis.statistics import Array, fit
+from ablate.experiments.analysis.statistics import Array, fit
 from tests.simulation.cases import Drawing, windows_in_parts
 from tests.simulation.noise import Draw
 from tests.simulation.rates import Rate, rate

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from experiments.analysis.influences import LEVEL
-from experiments.analysis.sample_checks import (
+from ablate.experiments.analysis.influences import LEVEL
+from ablate.experiments.analysis.sample_checks import (
     FAR_NOISIER,
     NOISE_LEVEL,
     SPREAD_LEVEL,
@@ -19,7 +19,7 @@ from experiments.analysis.sample_checks import (
     may_have_a_tail,
     p_equal_spread,
 )
-from experiments.analysis.statistics import (
+from ablate.experiments.analysis.statistics import (
     Array,
     Fit,
     corrected,
@@ -31,8 +31,8 @@ from experiments.analysis.statistics import (
     raised,
     widening,
 )
-from experiments.design.aa_spec import ADMITTING_BLOCKS
-from experiments.records.receipts import MAD_TO_SIGMA, MIN_SPREAD, OUTLIER_MADS
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
+from ablate.experiments.records.receipts import MAD_TO_SIGMA, MIN_SPREAD, OUTLIER_MADS
 from tests.simulation.noise import Draw
 
 Flags = NDArray[np.bool_]

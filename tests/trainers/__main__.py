@@ -18,19 +18,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.analysis.judge import judge
-from experiments.analysis.noise.admission import admission_of, keep_ledger, mending_command
-from experiments.analysis.noise.calibrate import calibrations_of
-from experiments.analysis.verdicts import VariantVerdict
-from experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, calibration_spec
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.design.spec import MIN_BLOCKS
-from experiments.records.bundle import Bundle, attempt_records
-from experiments.records.calibration import Calibration
-from experiments.records.circumstances import Circumstances
-from experiments.records.plan_file import make_plan_file, plan_file_text
-from service.cli.offline import read_bundle
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.noise.admission import admission_of, keep_ledger, mending_command
+from ablate.experiments.analysis.noise.calibrate import calibrations_of
+from ablate.experiments.analysis.verdicts import VariantVerdict
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, calibration_spec
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.spec import MIN_BLOCKS
+from ablate.experiments.records.bundle import Bundle, attempt_records
+from ablate.experiments.records.calibration import Calibration
+from ablate.experiments.records.circumstances import Circumstances
+from ablate.experiments.records.plan_file import make_plan_file, plan_file_text
+from ablate.service.cli.offline import read_bundle
 from tests.bench.planted import family
 from tests.trainers.programs import TRAINERS, OtherTrainer
 
@@ -90,7 +90,7 @@ class _Campaign:
         if not plan.exists():
             made = make_plan(parse_spec(text, CONTENT_TYPE))
             plan.write_text(plan_file_text(make_plan_file(made, spec_text=text.decode(), content_type=CONTENT_TYPE)))
-        command = [sys.executable, "-m", "workers.offline", str(plan), "--out", str(folder / "bundle")]
+        command = [sys.executable, "-m", "ablate.workers.offline", str(plan), "--out", str(folder / "bundle")]
         command += ["--no-rehearse", *(["--blocks", only] if only else [])]
         environment = {**os.environ, "ABLATE_ENVIRONMENTS": f"{self._trainer.name}={self._prefix}"}
         environment["ABLATE_HOME"] = str(self._folder / "home")

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.outcomes import FailureClass
+from ablate.experiments.outcomes import FailureClass
 from tests.acceptance.test_stack import Home
 from tests.stopping import leave_when_told
 from tests.troubles.drawing import WELL, Expected, draw, expected

@@ -12,20 +12,28 @@ from typing import Any
 
 import torch
 
-from experiments.design.gate_readings import read_gates
-from experiments.design.gates import GATES
-from kernels import xla_device
-from kernels.backends import NODE_CLASSES, Lane
-from kernels.errors import KernelUnsupported
-from kernels.scan_switches import ScanSwitches
-from kernels.xla_compiler import Order
-from model.config import AttentionConfig, HybridConfig, MambaConfig, MeshConfig, OptimConfig, StepsConfig, TrainConfig
-from model.data.dataset import prepare
-from model.training.traced_step import trace_step
-from model.training.train import train
+from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.gates import GATES
+from ablate.kernels import xla_device
+from ablate.kernels.backends import NODE_CLASSES, Lane
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.scan_switches import ScanSwitches
+from ablate.kernels.xla_compiler import Order
+from ablate.model.config import (
+    AttentionConfig,
+    HybridConfig,
+    MambaConfig,
+    MeshConfig,
+    OptimConfig,
+    StepsConfig,
+    TrainConfig,
+)
+from ablate.model.data.dataset import prepare
+from ablate.model.training.traced_step import trace_step
+from ablate.model.training.train import train
+from ablate.workers.built_in.training import _xla_device
+from ablate.workers.devices.xla_compilation import ask_compiler
 from tests.corpora import small_config
-from workers.built_in.training import _xla_device
-from workers.devices.xla_compilation import ask_compiler
 
 
 def config_of(asked: dict[str, Any], home: Path, devices: int) -> TrainConfig:

@@ -84,11 +84,11 @@ def tried(spec: dict[str, Any], folder: Path) -> tuple[str, str]:
     """Return (refused, right or WRONG, what was seen) of one spec."""
     given, plan, bundle = folder / "spec.json", folder / "plan.json", folder / "bundle"
     given.write_text(json.dumps(spec))
-    console = "from experiments.system.console import main; main()"
+    console = "from ablate.experiments.system.console import main; main()"
     code, said = ran([sys.executable, "-c", console, "plan", str(given), "--out", str(plan)])
     if code:
         return ("refused" if "Traceback" not in said else "WRONG"), f"when planned: {last(said)}"
-    code, said = ran([sys.executable, "-m", "workers.offline", str(plan), "--out", str(bundle)])
+    code, said = ran([sys.executable, "-m", "ablate.workers.offline", str(plan), "--out", str(bundle)])
     if code == 5 and "Traceback" not in said:
         return "refused", f"by the rehearsal: {last(said)}"
     if code:

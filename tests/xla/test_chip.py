@@ -3,20 +3,19 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from kernels.backends import NODE_CLASSES
-from workers.devices.node_health import ReleaseProof
-from workers.devices.tpu_probes import TpuProbe
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.workers.devices.node_health import ReleaseProof
+from ablate.workers.devices.tpu_probes import TpuProbe
 
 PROBE = TpuProbe()
 TPU = NODE_CLASSES["tpu-v6e"]
 pytestmark = [pytest.mark.tpu, pytest.mark.skipif(not PROBE.find().devices, reason="no TPU")]
 
 STEP = """
-from kernels import xla_device
+from ablate.kernels import xla_device
 import torch
 
 held = torch.ones(1024, 1024, 256, device=xla_device.device())
@@ -27,7 +26,7 @@ input()
 
 
 def _started(program: str) -> "subprocess.Popen[str]":
-    environment = {**os.environ, **TPU.environment, "PYTHONPATH": str(Path.cwd())}
+    environment = {**os.environ, **TPU.environment}
     return subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -43,7 +42,7 @@ def test_a_chip_is_held_by_one_process_tells_its_peak_and_is_free_when_that_ends
     state = PROBE.state(0)
     assert state is not None
     assert state.processes == (process.pid,)
-    second = _started("from kernels import xla_device; xla_device.device()")
+    second = _started("from ablate.kernels import xla_device; xla_device.device()")
     second.communicate()
     assert second.returncode != 0
     process.communicate("\n")
@@ -53,14 +52,14 @@ def test_a_chip_is_held_by_one_process_tells_its_peak_and_is_free_when_that_ends
 def test_the_module_that_a_chip_compiles_is_the_one_that_was_traced_without_it() -> None:
     program = """
 from tests.xla.test_compile_step import config_of
-from kernels import xla_graph
-from model.training.traced_step import trace_step
+from ablate.kernels import xla_graph
+from ablate.model.training.traced_step import trace_step
 
 print(xla_graph.read_graph(trace_step(config_of()).module).digest)
 """
     said = []
     for device in ("CPU", "TPU"):
-        environment = {**os.environ, "PJRT_DEVICE": device, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path.cwd())}
+        environment = {**os.environ, "PJRT_DEVICE": device, "JAX_PLATFORMS": "cpu"}
         ended = subprocess.run(
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
         )

@@ -15,21 +15,21 @@ from torch import Tensor
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
 
-from experiments.design.kinds.built_in import BuiltInArm
-from experiments.outcomes import FailureClass
-from experiments.records.compilation_report import CompilationReport
-from kernels import xla_compiler, xla_graph
-from kernels.backends import NODE_CLASSES, Lane
-from kernels.errors import KernelUnsupported
-from kernels.scan_switches import ScanSwitches
-from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
-from model.training import optim_step, traced_step
-from model.training.traced_step import trace_step
-from workers.built_in import compile_trial
-from workers.built_in.compile_trial import compile_step
-from workers.devices.xla_compilation import ask_compiler
-from workers.paths import WorkPaths
-from workers.trials.result import TrialOrder, TrialResult
+from ablate.experiments.design.kinds.built_in import BuiltInArm
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.compilation_report import CompilationReport
+from ablate.kernels import xla_compiler, xla_graph
+from ablate.kernels.backends import NODE_CLASSES, Lane
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.scan_switches import ScanSwitches
+from ablate.model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
+from ablate.model.training import optim_step, traced_step
+from ablate.model.training.traced_step import trace_step
+from ablate.workers.built_in import compile_trial
+from ablate.workers.built_in.compile_trial import compile_step
+from ablate.workers.devices.xla_compilation import ask_compiler
+from ablate.workers.paths import WorkPaths
+from ablate.workers.trials.result import TrialOrder, TrialResult
 
 COMPILE = NODE_CLASSES["tpu-v6e-compile"]
 pytestmark = pytest.mark.skipif(xla_compiler.refusal() is not None, reason=str(xla_compiler.refusal()))
@@ -168,8 +168,8 @@ def test_products_in_a_loop_of_jax_are_counted_with_every_trip(seed: int) -> Non
 
 ALONE = """
 from tests.xla.test_compile_step import config_of
-from kernels import xla_device, xla_graph
-from model.training.traced_step import trace_step
+from ablate.kernels import xla_device, xla_graph
+from ablate.model.training.traced_step import trace_step
 
 graph = xla_graph.read_graph(trace_step(config_of()).module)
 print(graph.digest, xla_device.compilations())
@@ -177,7 +177,7 @@ print(graph.digest, xla_device.compilations())
 
 
 def test_tracing_computes_nothing_and_gives_every_process_the_same_module(tmp_path: Path) -> None:
-    environment = {**os.environ, **COMPILE.environment, "PYTHONPATH": str(Path.cwd())}
+    environment = {**os.environ, **COMPILE.environment}
     assert DEVICE.type == "xla"
     ended = subprocess.run(
         [sys.executable, "-c", ALONE], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True

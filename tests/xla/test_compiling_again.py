@@ -11,26 +11,26 @@ import torch
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
-from experiments.documents import write_whole
-from experiments.outcomes import FailureClass, Outcome
-from experiments.records.receipt_check import verify
-from experiments.records.receipts import Receipt
-from experiments.retries import Break
-from model.data.dataset import prepare
-from model.data.packing import Batch
-from model.facts import ModelFact
-from model.training import mesh
-from model.training.mesh import OneDevice
-from model.training.optim_step import DeviceBatch
-from model.training.train import _Trainer
+from ablate.experiments.documents import write_whole
+from ablate.experiments.outcomes import FailureClass, Outcome
+from ablate.experiments.records.receipt_check import verify
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.retries import Break
+from ablate.model.data.dataset import prepare
+from ablate.model.data.packing import Batch
+from ablate.model.facts import ModelFact
+from ablate.model.training import mesh
+from ablate.model.training.mesh import OneDevice
+from ablate.model.training.optim_step import DeviceBatch
+from ablate.model.training.train import _Trainer
+from ablate.workers.blocks.receipt import TrialRecord
+from ablate.workers.built_in import training
+from ablate.workers.identity.node import find_node
+from ablate.workers.paths import WorkPaths
+from ablate.workers.processes.runner import Ending
+from ablate.workers.trials.result import TrialOrder
 from tests.bundles import make_file
 from tests.corpora import copy_headers
-from workers.blocks.receipt import TrialRecord
-from workers.built_in import training
-from workers.identity.node import find_node
-from workers.paths import WorkPaths
-from workers.processes.runner import Ending
-from workers.trials.result import TrialOrder
 
 pytestmark = pytest.mark.timeout(900)
 SIZES: dict[str, Any] = {

@@ -11,8 +11,8 @@ import pytest
 
 from tests.xla_environment import DEVICE  # isort: skip - it skips the module without the lane
 
-from kernels import xla_compiler
-from kernels.backends import NODE_CLASSES
+from ablate.kernels import xla_compiler
+from ablate.kernels.backends import NODE_CLASSES
 from tests.corpora import small_dataset
 
 pytestmark = pytest.mark.timeout(900)
@@ -27,7 +27,7 @@ Answers: TypeAlias = dict[str, dict[str, Any]]
 def answers_of(home: Path, devices: int, asked: dict[str, Any]) -> Answers:
     """Train and trace in a fresh process as `tests.xla.mesh_program` is asked; return what it told, by name."""
     assert DEVICE.type == "xla"
-    environment = {**os.environ, **NODE_CLASSES["xla-cpu"].environment, "PYTHONPATH": str(Path.cwd())}
+    environment = {**os.environ, **NODE_CLASSES["xla-cpu"].environment}
     order = json.dumps({"home": str(home), "devices": devices, "asked": asked})
     command = [sys.executable, "-m", "tests.xla.mesh_program", order]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -13,20 +13,20 @@ from torch import Tensor
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
-from experiments.design.gate_readings import read_gates
-from experiments.design.gates import GATES
-from experiments.errors import SpecError
-from kernels import facts, xla_device
-from kernels.backends import Lane
-from kernels.errors import KernelUnsupported
-from kernels.scan_switches import ScanFact, ScanSwitches
-from model import hybrid
-from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
-from model.data.dataset import Dataset
-from model.facts import ModelFact
-from model.training.optim_step import DeviceBatch, batch_loss, update
-from model.training.optimizers import optimizer_of
-from model.training.train import TrainResult, train
+from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.gates import GATES
+from ablate.experiments.errors import SpecError
+from ablate.kernels import facts, xla_device
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.scan_switches import ScanFact, ScanSwitches
+from ablate.model import hybrid
+from ablate.model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
+from ablate.model.data.dataset import Dataset
+from ablate.model.facts import ModelFact
+from ablate.model.training.optim_step import DeviceBatch, batch_loss, update
+from ablate.model.training.optimizers import optimizer_of
+from ablate.model.training.train import TrainResult, train
 from tests.corpora import small_config, small_dataset
 from tests.factories import make_plan, make_spec
 

@@ -9,31 +9,31 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from experiments.analysis.guards import block_problems, order_problems
-from experiments.design.kinds.kind import ArmConfig
-from experiments.documents import write_whole
-from experiments.outcomes import BASELINE, FailureClass
-from experiments.records.identity import ClaimedBlock, ClaimedTrial
-from experiments.records.messages import PREPARATION_LIMIT_S
-from experiments.records.receipts import Receipt
-from experiments.records.signing import Signer
-from kernels.backends import NodeClass
-from model.config import StepsConfig
-from workers.blocks.code_cache import CodeCache
-from workers.blocks.quiet import Quiet
-from workers.blocks.receipt import TrialRecord, dead_gate, how_far
-from workers.blocks.slices import SlicedBlock, SlicedTrial
-from workers.blocks.surroundings import Surroundings, busiest, changes, look_around
-from workers.devices.node_health import ReleaseProof
-from workers.environment_variables import chosen_caches
-from workers.errors import BlockBroken, BlockStopped
-from workers.identity.node import Node
-from workers.lease import Lease, StopReason
-from workers.node_secrets import Mask, lacks_secret
-from workers.paths import WorkPaths
-from workers.processes.runner import Ending, TrialRunner
-from workers.processes.trial_output import BlockOutput, log_stop
-from workers.trials.result import TrialOrder, TrialResult, read_result
+from ablate.experiments.analysis.guards import block_problems, order_problems
+from ablate.experiments.design.kinds.kind import ArmConfig
+from ablate.experiments.documents import write_whole
+from ablate.experiments.outcomes import BASELINE, FailureClass
+from ablate.experiments.records.identity import ClaimedBlock, ClaimedTrial
+from ablate.experiments.records.messages import PREPARATION_LIMIT_S
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.records.signing import Signer
+from ablate.kernels.backends import NodeClass
+from ablate.model.config import StepsConfig
+from ablate.workers.blocks.code_cache import CodeCache
+from ablate.workers.blocks.quiet import Quiet
+from ablate.workers.blocks.receipt import TrialRecord, dead_gate, how_far
+from ablate.workers.blocks.slices import SlicedBlock, SlicedTrial
+from ablate.workers.blocks.surroundings import Surroundings, busiest, changes, look_around
+from ablate.workers.devices.node_health import ReleaseProof
+from ablate.workers.environment_variables import chosen_caches
+from ablate.workers.errors import BlockBroken, BlockStopped
+from ablate.workers.identity.node import Node
+from ablate.workers.lease import Lease, StopReason
+from ablate.workers.node_secrets import Mask, lacks_secret
+from ablate.workers.paths import WorkPaths
+from ablate.workers.processes.runner import Ending, TrialRunner
+from ablate.workers.processes.trial_output import BlockOutput, log_stop
+from ablate.workers.trials.result import TrialOrder, TrialResult, read_result
 
 _log = logging.getLogger(__name__)
 

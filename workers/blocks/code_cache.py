@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from experiments.outcomes import FailureClass
-from experiments.records.code_archive import PIECE_BYTES
-from experiments.records.code_tree import MOST_BYTES
-from workers.commands.code_copy import KEPT, archive_path
-from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, StaleLease
-from workers.lease import Lease, StopReason
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.code_archive import PIECE_BYTES
+from ablate.experiments.records.code_tree import MOST_BYTES
+from ablate.workers.commands.code_copy import KEPT, archive_path
+from ablate.workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, StaleLease
+from ablate.workers.lease import Lease, StopReason
 
 KEEP_BYTES = 2 * 2**30
 """Most bytes of all archives on a node."""

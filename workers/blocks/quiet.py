@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from workers.blocks.surroundings import ProcessTimes, busiest, process_times
+from ablate.workers.blocks.surroundings import ProcessTimes, busiest, process_times
 
 FIRST_LOOK_S = 0.2
 """Length of the first look, which every trial pays on a quiet machine."""

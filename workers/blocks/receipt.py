@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from experiments import documents
-from experiments.design.gate_readings import GateReading
-from experiments.design.kinds.program import ProgramArm
-from experiments.errors import ReceiptError
-from experiments.outcomes import FailureClass, Outcome
-from experiments.records.identity import ClaimedBlock, ClaimedTrial, claimed_fields
-from experiments.records.messages import DeviceInfo
-from experiments.records.program_report import missing_kernel, printable
-from experiments.records.receipt_check import contradictions
-from experiments.records.receipts import (
+from ablate.experiments import documents
+from ablate.experiments.design.gate_readings import GateReading
+from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.errors import ReceiptError
+from ablate.experiments.outcomes import FailureClass, Outcome
+from ablate.experiments.records.identity import ClaimedBlock, ClaimedTrial, claimed_fields
+from ablate.experiments.records.messages import DeviceInfo
+from ablate.experiments.records.program_report import missing_kernel, printable
+from ablate.experiments.records.receipt_check import contradictions
+from ablate.experiments.records.receipts import (
     DeviceEvents,
     Environment,
     ForeignProcess,
@@ -26,17 +26,17 @@ from experiments.records.receipts import (
     seal,
     summarise,
 )
-from experiments.records.trial_guards import cache_problems, load_problem, timing_problems
-from experiments.system.kernel_limits import keeps_signals_in
-from model.measurements import Step, Validation
-from workers.blocks.surroundings import worst_of
-from workers.errors import BlockBroken
-from workers.identity.node import Node
-from workers.lease import StopReason
-from workers.paths import TrialPaths
-from workers.processes.runner import Ending
-from workers.trials import failures
-from workers.trials.result import TrialResult, read_result, read_steps
+from ablate.experiments.records.trial_guards import cache_problems, load_problem, timing_problems
+from ablate.experiments.system.kernel_limits import keeps_signals_in
+from ablate.model.measurements import Step, Validation
+from ablate.workers.blocks.surroundings import worst_of
+from ablate.workers.errors import BlockBroken
+from ablate.workers.identity.node import Node
+from ablate.workers.lease import StopReason
+from ablate.workers.paths import TrialPaths
+from ablate.workers.processes.runner import Ending
+from ablate.workers.trials import failures
+from ablate.workers.trials.result import TrialResult, read_result, read_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Run the trials of one block in slices: every trainer stays in memory, and one of them runs at any moment.
 
 A trainer starts and warms up while those before it wait. When the last one waits, slices of timed steps follow each
-other (experiments.design.arms). Then each trainer ends while the rest wait. A waiting trainer is blocked on a pipe,
-over which each side sends one byte: "I wait" from the trainer, "go on" from the worker. When a trainer ends early, its
-slices are left out and the others go on.
+other (ablate.experiments.design.arms). Then each trainer ends while the rest wait. A waiting trainer is blocked on a
+pipe, over which each side sends one byte: "I wait" from the trainer, "go on" from the worker. When a trainer ends early,
+its slices are left out and the others go on.
 """
 
 import multiprocessing
@@ -14,15 +14,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
-from experiments.design.plan import running_order
-from experiments.outcomes import FailureClass
-from experiments.system.processes import send
-from workers.built_in.training import PIPE_BYTE
-from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
-from workers.errors import BlockBroken, DeviceBusy
-from workers.lease import Lease
-from workers.processes.runner import Ending, RunningTrial, TrialRunner
-from workers.trials.result import TrialOrder
+from ablate.experiments.design.plan import running_order
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.system.processes import send
+from ablate.workers.built_in.training import PIPE_BYTE
+from ablate.workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
+from ablate.workers.errors import BlockBroken, DeviceBusy
+from ablate.workers.lease import Lease
+from ablate.workers.processes.runner import Ending, RunningTrial, TrialRunner
+from ablate.workers.trials.result import TrialOrder
 
 _READ_BYTES = 65_536
 """A trainer that writes more than one byte waits once."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import psutil
 
-from experiments.records.receipts import DeviceEvents, ForeignProcess
-from workers.devices.inventory import Devices
-from workers.devices.probe_types import DeviceState
+from ablate.experiments.records.receipts import DeviceEvents, ForeignProcess
+from ablate.workers.devices.inventory import Devices
+from ablate.workers.devices.probe_types import DeviceState
 
 MOST = 3
 MIN_CPU_S = 0.05

@@ -1,20 +1,20 @@
 """A trial on a node class that executes nothing: trace the training step, compile it, report the memory it needs.
 
-This module imports torch only inside functions, as `workers.processes.trial` does.
+This module imports torch only inside functions, as `ablate.workers.processes.trial` does.
 """
 
 import sys
 from typing import TYPE_CHECKING
 
-from experiments.outcomes import FailureClass
-from experiments.records.compilation_report import CompilationReport, HbmPlan
-from kernels.xla_compiler import Order
-from workers.devices.xla_compilation import Answer, ask_compiler, find_overflow
-from workers.errors import CompilerFailed
-from workers.trials.result import TrialOrder, TrialResult
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.compilation_report import CompilationReport, HbmPlan
+from ablate.kernels.xla_compiler import Order
+from ablate.workers.devices.xla_compilation import Answer, ask_compiler, find_overflow
+from ablate.workers.errors import CompilerFailed
+from ablate.workers.trials.result import TrialOrder, TrialResult
 
 if TYPE_CHECKING:
-    from model.training.traced_step import TracedStep
+    from ablate.model.training.traced_step import TracedStep
 
 _MODULE = "step.hlo.pb"
 
@@ -29,7 +29,7 @@ def compile_step(order: TrialOrder, topology: str) -> TrialResult:
         CompilerFailed: the compiler's process died, or rejected the step for a reason other than memory.
 
     """
-    from model.training.traced_step import trace_step
+    from ablate.model.training.traced_step import trace_step
 
     config = order.model
     traced = trace_step(config)

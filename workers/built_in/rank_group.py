@@ -13,10 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from experiments.documents import write_whole
-from experiments.system.processes import die_with_parent
-from workers.trials.failures import CANNOT_WRITE, signal_name
-from workers.trials.result import TrialResult, read_result
+from ablate.experiments.documents import write_whole
+from ablate.experiments.system.processes import die_with_parent
+from ablate.workers.trials.failures import CANNOT_WRITE, signal_name
+from ablate.workers.trials.result import TrialResult, read_result
 
 RankWork = Callable[[int], TrialResult]
 """Rank -> its result. Exceptions are the caller's to turn into a result."""

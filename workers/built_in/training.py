@@ -10,29 +10,29 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from experiments.in_trial.ablate_profile import kernel_table, step_trace
-from kernels.errors import KernelUnsupported
-from model.data.corpus import BUILT_IN, NAMED
-from model.errors import DataError, DatasetDamaged, MeasurementError
-from model.measurements import ProfiledStep, StepTrace
-from workers.built_in.compile_trial import compile_step
-from workers.environment_variables import (
+from ablate.experiments.in_trial.ablate_profile import kernel_table, step_trace
+from ablate.kernels.errors import KernelUnsupported
+from ablate.model.data.corpus import BUILT_IN, NAMED
+from ablate.model.errors import DataError, DatasetDamaged, MeasurementError
+from ablate.model.measurements import ProfiledStep, StepTrace
+from ablate.workers.built_in.compile_trial import compile_step
+from ablate.workers.environment_variables import (
     compile_in_process,
     keep_kernels,
     meet_on_this_machine,
     peer_site,
     start_cold,
 )
-from workers.errors import DeviceMissing
-from workers.paths import is_allowed
-from workers.trials.failures import TOO_LATE
-from workers.trials.result import TrialOrder, TrialResult
+from ablate.workers.errors import DeviceMissing
+from ablate.workers.paths import is_allowed
+from ablate.workers.trials.failures import TOO_LATE
+from ablate.workers.trials.result import TrialOrder, TrialResult
 
 if TYPE_CHECKING:
     import torch
 
-    from model.measurements import Step
-    from model.parallel.ranks import Ranks
+    from ablate.model.measurements import Step
+    from ablate.model.parallel.ranks import Ranks
 
 PIPE_BYTE = b"."
 """Every message between a worker and a trainer that runs in slices. It has no length, on whose rest a reader waits."""
@@ -54,7 +54,7 @@ def check_corpus(corpus: str, roots: Sequence[Path] | None) -> None:
 
 def prepare_data(order: TrialOrder) -> TrialResult:
     """Make the dataset of `order` from its corpus."""
-    from model.data.dataset import prepare
+    from ablate.model.data.dataset import prepare
 
     config = order.model
     for corpus in config.data.corpora:
@@ -78,7 +78,7 @@ def run_rank(order: TrialOrder, rank: int) -> TrialResult:
     """Train the model of `order` as one of several ranks."""
     import torch
 
-    from model.parallel.ranks import Ranks, join
+    from ablate.model.parallel.ranks import Ranks, join
 
     config = order.model
     device = find_device(order.device_type)
@@ -91,9 +91,9 @@ def run_rank(order: TrialOrder, rank: int) -> TrialResult:
 
 
 def _train(order: TrialOrder, ranks: "Ranks | None" = None) -> TrialResult:
-    from model.data.dataset import open_prepared
-    from model.layers import mamba3
-    from model.training import train
+    from ablate.model.data.dataset import open_prepared
+    from ablate.model.layers import mamba3
+    from ablate.model.training import train
 
     config = order.model
     if order.dataset is None:
@@ -154,7 +154,7 @@ def find_device(device_type: str, devices: int = 1) -> "torch.device":
 
 
 def _xla_device(devices: int) -> "torch.device":
-    from kernels import xla_device
+    from ablate.kernels import xla_device
 
     try:
         if devices > 1:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
-from experiments.design.kinds.program import ProgramArm
-from workers.environment_variables import with_readable
-from workers.trials.failures import MESSAGE_LIMIT
-from workers.trials.result import TrialOrder
+from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.workers.environment_variables import with_readable
+from ablate.workers.trials.failures import MESSAGE_LIMIT
+from ablate.workers.trials.result import TrialOrder
 
 _NAMED = re.compile(r"(?:module|from|No module named) '([A-Za-z_]\w*)[\w.]*'")
 _DENIED = re.compile(

@@ -6,10 +6,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.design.workload import ARCHIVE
-from experiments.errors import CodeArchiveError
-from experiments.records.code_archive import unpack_code
-from experiments.records.code_tree import (
+from ablate.experiments.design.workload import ARCHIVE
+from ablate.experiments.errors import CodeArchiveError
+from ablate.experiments.records.code_archive import unpack_code
+from ablate.experiments.records.code_tree import (
     MOST_BYTES,
     MOST_FILES,
     check_link,
@@ -18,10 +18,10 @@ from experiments.records.code_tree import (
     code_limit,
     tree_digest,
 )
-from experiments.records.commit_files import write_commit
-from model.errors import DataError
-from workers.paths import is_allowed
-from workers.trials.result import TrialOrder, TrialResult
+from ablate.experiments.records.commit_files import write_commit
+from ablate.model.errors import DataError
+from ablate.workers.paths import is_allowed
+from ablate.workers.trials.result import TrialOrder, TrialResult
 
 KEPT = 80
 """Copies that a node keeps, more than a block has arms; the oldest goes first."""

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from experiments.system.processes import descendants_of
-from workers.environment_variables import VISIBLE_GPUS, visible_gpus
-from workers.errors import DeviceUnknown
+from ablate.experiments.system.processes import descendants_of
+from ablate.workers.environment_variables import VISIBLE_GPUS, visible_gpus
+from ablate.workers.errors import DeviceUnknown
 
 CLOCK_EVERY_S = 0.05
 MEMORY_EVERY_S = 0.2

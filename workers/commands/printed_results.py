@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Self
 
-from experiments.in_trial.ablate import MOST_RESULTS, name_problem
-from experiments.records.program_report import printable
+from ablate.experiments.in_trial.ablate import MOST_RESULTS, name_problem
+from ablate.experiments.records.program_report import printable
 
 LONGEST_LINE = select.PIPE_BUF
 """Most bytes of a line with a result. The kernel keeps only so many together when several processes write."""

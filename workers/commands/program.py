@@ -20,18 +20,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from experiments.design.kinds.program import ProgramArm
-from experiments.outcomes import FailureClass
-from experiments.records.program_report import OUT, ProgramReport, printable
-from experiments.system.kernel_limits import keep_apart, landlock_version
-from experiments.system.processes import descendants_of, die_with_parent, end_all
-from model.errors import DataError
-from model.measurements import Step
-from workers.commands.advice import ProgramPlace
-from workers.commands.device_samples import DeviceSamples
-from workers.commands.printed_results import ProgramOutput
-from workers.commands.program_end import ProgramEnd, ProgramWatch, not_finite, program_failure
-from workers.commands.program_socket import (
+from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.program_report import OUT, ProgramReport, printable
+from ablate.experiments.system.kernel_limits import keep_apart, landlock_version
+from ablate.experiments.system.processes import descendants_of, die_with_parent, end_all
+from ablate.model.errors import DataError
+from ablate.model.measurements import Step
+from ablate.workers.commands.advice import ProgramPlace
+from ablate.workers.commands.device_samples import DeviceSamples
+from ablate.workers.commands.printed_results import ProgramOutput
+from ablate.workers.commands.program_end import ProgramEnd, ProgramWatch, not_finite, program_failure
+from ablate.workers.commands.program_socket import (
     EndedSteps,
     LoopBegan,
     Mark,
@@ -40,13 +40,13 @@ from workers.commands.program_socket import (
     WindowBegan,
     WindowEnded,
 )
-from workers.commands.program_start import start_problem
-from workers.commands.ranks import ProgramMarks, ProgramRank
-from workers.environment_variables import outside_variables
-from workers.node_secrets import Mask
-from workers.paths import has_file_of, remove_tree
-from workers.trials import failures
-from workers.trials.result import MODULE_FOLDER, TrialOrder, TrialResult
+from ablate.workers.commands.program_start import start_problem
+from ablate.workers.commands.ranks import ProgramMarks, ProgramRank
+from ablate.workers.environment_variables import outside_variables
+from ablate.workers.node_secrets import Mask
+from ablate.workers.paths import has_file_of, remove_tree
+from ablate.workers.trials import failures
+from ablate.workers.trials.result import MODULE_FOLDER, TrialOrder, TrialResult
 
 VARIABLE = "ABLATE_TRIAL"
 """Variable with the settings of a trial for the module, as JSON."""
@@ -190,7 +190,7 @@ class _Load:
     """Shares of the cores' time that others took: during the window of the first rank, or during a whole process."""
 
     def __init__(self) -> None:
-        from model.training.measurement import HostLoad
+        from ablate.model.training.measurement import HostLoad
 
         self._new = partial(HostLoad, _own_cpu_s)
         self._measured = self._new()

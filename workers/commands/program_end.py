@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from experiments.design.kinds.program import ProgramArm
-from experiments.in_trial.ablate import MOST_RESULT_BYTES, MOST_RESULTS, result_bytes, too_many_results
-from experiments.outcomes import FailureClass
-from experiments.records.program_report import printable
-from experiments.system.processes import command_of, descendants_of
-from workers.commands.ranks import ProgramRank, RankFailure, rank_problem
-from workers.trials import failures
+from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.in_trial.ablate import MOST_RESULT_BYTES, MOST_RESULTS, result_bytes, too_many_results
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.program_report import printable
+from ablate.experiments.system.processes import command_of, descendants_of
+from ablate.workers.commands.ranks import ProgramRank, RankFailure, rank_problem
+from ablate.workers.trials import failures
 
 _GRACE_S = 10.0
 """Time that the other processes of a program have to end after its first process."""

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter
 
-from experiments.in_trial.ablate import name_problem
-from experiments.records.program_report import MOST_KERNEL_US, printable
+from ablate.experiments.in_trial.ablate import name_problem
+from ablate.experiments.records.program_report import MOST_KERNEL_US, printable
 
 _MESSAGE_BYTES, _ANCILLARY_BYTES = 262_144, 256
 _SO_TIMESTAMPNS = 35  # Linux; the module socket has no name for it

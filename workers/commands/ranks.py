@@ -8,13 +8,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from experiments.design.kinds.program import ProgramArm
-from experiments.digest import digest
-from experiments.in_trial.ablate import MOST_RESULTS
-from experiments.records.program_report import printable
-from model.config import StepsConfig
-from model.measurements import StepTrace
-from workers.commands.program_socket import (
+from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.digest import digest
+from ablate.experiments.in_trial.ablate import MOST_RESULTS
+from ablate.experiments.records.program_report import printable
+from ablate.model.config import StepsConfig
+from ablate.model.measurements import StepTrace
+from ablate.workers.commands.program_socket import (
     AttestedValues,
     EndedSteps,
     KernelTable,
@@ -31,7 +31,7 @@ from workers.commands.program_socket import (
     WindowEnded,
     read_message,
 )
-from workers.node_secrets import Mask
+from ablate.workers.node_secrets import Mask
 
 _MOST_ATTESTED, _MOST_KERNELS, _MOST_EVENTS = 256, 2_000, 4_000
 """Most attested values, kernels and events of a step of one trial: more would make the report of a block too large."""

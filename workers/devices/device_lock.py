@@ -11,8 +11,8 @@ import struct
 import time
 from collections.abc import Iterable, Sequence
 
-from experiments.system.processes import command_of
-from workers.errors import DeviceBusy
+from ablate.experiments.system.processes import command_of
+from ablate.workers.errors import DeviceBusy
 
 TRAINER_PATIENCE_S = 20.0
 """How long the trainer of a dead worker may take to end."""

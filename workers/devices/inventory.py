@@ -13,15 +13,15 @@ from pathlib import Path
 
 import psutil
 
-from experiments.records.messages import DeviceInfo
-from kernels.backends import NODE_CLASSES, NodeClass
-from workers.devices.device_lock import lock_addresses
-from workers.devices.node_health import ReleaseProof
-from workers.devices.nvidia_probe import NvidiaProbe
-from workers.devices.probe_types import Probe, ProbeResult
-from workers.devices.tpu_probes import LibtpuProbe, TpuProbe
-from workers.environment_variables import lock_scope
-from workers.errors import DeviceMissing
+from ablate.experiments.records.messages import DeviceInfo
+from ablate.kernels.backends import NODE_CLASSES, NodeClass
+from ablate.workers.devices.device_lock import lock_addresses
+from ablate.workers.devices.node_health import ReleaseProof
+from ablate.workers.devices.nvidia_probe import NvidiaProbe
+from ablate.workers.devices.probe_types import Probe, ProbeResult
+from ablate.workers.devices.tpu_probes import LibtpuProbe, TpuProbe
+from ablate.workers.environment_variables import lock_scope
+from ablate.workers.errors import DeviceMissing
 
 
 class HostProbe(Probe):

@@ -5,14 +5,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from experiments.design.gates import BACK_ENDS
-from experiments.records.messages import DeviceHealth
-from experiments.system.processes import is_alive
-from kernels.backends import NodeClass
-from model.measurements import GIB
-from workers.devices.probe_types import Probe
-from workers.errors import DeviceUnknown
-from workers.lease import boot_time_s
+from ablate.experiments.design.gates import BACK_ENDS
+from ablate.experiments.records.messages import DeviceHealth
+from ablate.experiments.system.processes import is_alive
+from ablate.kernels.backends import NodeClass
+from ablate.model.measurements import GIB
+from ablate.workers.devices.probe_types import Probe
+from ablate.workers.errors import DeviceUnknown
+from ablate.workers.lease import boot_time_s
 
 _SLACK_BYTES = 64 * 2**20
 _PATIENCE_S = 15.0

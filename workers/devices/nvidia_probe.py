@@ -10,10 +10,10 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from experiments.records.messages import DeviceInfo
-from workers.devices.probe_types import DeviceState, Probe, ProbeResult
-from workers.environment_variables import VISIBLE_GPUS, visible_gpus
-from workers.errors import DeviceUnknown
+from ablate.experiments.records.messages import DeviceInfo
+from ablate.workers.devices.probe_types import DeviceState, Probe, ProbeResult
+from ablate.workers.environment_variables import VISIBLE_GPUS, visible_gpus
+from ablate.workers.errors import DeviceUnknown
 
 _GPU = "index,name,serial,memory.total,memory.used,driver_version,uuid"
 _STATE = ",".join(

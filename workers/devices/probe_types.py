@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from experiments.records.messages import DeviceInfo
+from ablate.experiments.records.messages import DeviceInfo
 
 
 @dataclass(frozen=True, kw_only=True)

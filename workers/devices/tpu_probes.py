@@ -8,11 +8,11 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from experiments.records.messages import DeviceInfo
-from kernels import xla_compiler
-from workers.devices.probe_types import DeviceState, Probe, ProbeResult
-from workers.devices.xla_compilation import ask_compiler
-from workers.errors import CompilerFailed, DeviceMissing
+from ablate.experiments.records.messages import DeviceInfo
+from ablate.kernels import xla_compiler
+from ablate.workers.devices.probe_types import DeviceState, Probe, ProbeResult
+from ablate.workers.devices.xla_compilation import ask_compiler
+from ablate.workers.errors import CompilerFailed, DeviceMissing
 
 GOOGLE = "0x1ae0"
 """PCI vendor."""

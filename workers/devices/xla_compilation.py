@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from experiments.records.compilation_report import Overflow
-from experiments.system.processes import OWN_PYTHON
-from kernels import xla_compiler
-from workers.environment_variables import compiler_environment
-from workers.errors import CompilerFailed, CompilerKilled, DeviceMissing
+from ablate.experiments.records.compilation_report import Overflow
+from ablate.experiments.system.processes import OWN_PYTHON
+from ablate.kernels import xla_compiler
+from ablate.workers.environment_variables import compiler_environment
+from ablate.workers.errors import CompilerFailed, CompilerKilled, DeviceMissing
 
 Answer: TypeAlias = Mapping[str, Any]
 
@@ -29,8 +29,7 @@ _OVERFLOWS: tuple[tuple[Literal["hbm", "vmem"], re.Pattern[str]], ...] = (
 )
 """How releases of libtpu report a step that does not fit: the bytes that it needs, then the available bytes."""
 
-_PROGRAM = "kernels.xla_compiler"
-_ROOT = Path(xla_compiler.__file__).resolve().parent.parent
+_PROGRAM = "ablate.kernels.xla_compiler"
 _LAST_LINES = 5
 _LINE_LIMIT = 300  # characters
 
@@ -51,7 +50,7 @@ def ask_compiler(order: xla_compiler.Order, *, folder: Path | None = None) -> An
         command = [*OWN_PYTHON, "-m", _PROGRAM, str(order_file), str(answer_file)]
         process = subprocess.run(
             command,
-            env=compiler_environment(_ROOT),
+            env=compiler_environment(),
             capture_output=True,
             text=True,
             encoding="utf-8",

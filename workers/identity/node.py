@@ -12,13 +12,13 @@ from pathlib import Path
 
 from rich.table import Table
 
-from experiments.digest import SOURCE_ROOT, code_digest, digest, digest_bytes
-from experiments.errors import CodeArchiveError
-from experiments.records.git_repository import run_git
-from experiments.records.messages import NodeRegistration
-from kernels.backends import NodeClass
-from workers.devices.inventory import Devices, find_devices, memory_limit_bytes
-from workers.isolation import ISOLATED, NOT_ISOLATED, isolation_problem
+from ablate.experiments.digest import SOURCE_ROOT, code_digest, digest, digest_bytes
+from ablate.experiments.errors import CodeArchiveError
+from ablate.experiments.records.git_repository import run_git
+from ablate.experiments.records.messages import NodeRegistration
+from ablate.kernels.backends import NodeClass
+from ablate.workers.devices.inventory import Devices, find_devices, memory_limit_bytes
+from ablate.workers.isolation import ISOLATED, NOT_ISOLATED, isolation_problem
 
 _XLA = ("torch_xla", "torchax", "jax", "jaxlib", "libtpu")
 _BACK_ENDS = ("flash-attn-4", "liger-kernel", "quack-kernels", "nvidia-cutlass-dsl")
@@ -36,7 +36,7 @@ class CodeState:
     """The code of this worker."""
 
     digest: str
-    """Of the source files of `experiments.digest.CODE_PACKAGES`."""
+    """Of the source files of `ablate.experiments.digest.CODE_PACKAGES`."""
     git_commit: str | None
     git_dirty_digest: str | None
 

@@ -7,10 +7,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from experiments.documents import write_whole
-from experiments.errors import SigningUnavailable
-from experiments.records.signing import Signer, signing_problem
-from workers.errors import NodeKeyError
+from ablate.experiments.documents import write_whole
+from ablate.experiments.errors import SigningUnavailable
+from ablate.experiments.records.signing import Signer, signing_problem
+from ablate.workers.errors import NodeKeyError
 
 KEY_FILE = Path("keys") / "node"
 """Below the state folder."""

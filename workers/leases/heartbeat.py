@@ -4,14 +4,14 @@ import logging
 import threading
 from contextvars import copy_context
 
-from experiments.records.identity import ClaimedBlock
-from experiments.records.messages import Heartbeat
-from workers.devices.node_health import ReleaseProof, device_state
-from workers.errors import ApiRefused, ApiUnreachable, StaleLease
-from workers.lease import Lease, boot_time_s
-from workers.leases.service_api import ServiceApi
-from workers.processes.trial_output import BlockOutput
-from workers.processes.wake_event import WakeEvent
+from ablate.experiments.records.identity import ClaimedBlock
+from ablate.experiments.records.messages import Heartbeat
+from ablate.workers.devices.node_health import ReleaseProof, device_state
+from ablate.workers.errors import ApiRefused, ApiUnreachable, StaleLease
+from ablate.workers.lease import Lease, boot_time_s
+from ablate.workers.leases.service_api import ServiceApi
+from ablate.workers.processes.trial_output import BlockOutput
+from ablate.workers.processes.wake_event import WakeEvent
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import httpx
 from pydantic import BaseModel, ValidationError
 from tenacity import Retrying, before_sleep_log, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
-from experiments.records.code_archive import PIECE_BYTES
-from experiments.records.identity import BlockReport, ClaimedBlock
-from experiments.records.messages import (
+from ablate.experiments.records.code_archive import PIECE_BYTES
+from ablate.experiments.records.identity import BlockReport, ClaimedBlock
+from ablate.experiments.records.messages import (
     PROBLEM_TYPES,
     AttemptEnded,
     ClaimRequest,
@@ -21,12 +21,12 @@ from experiments.records.messages import (
     ProbeOrder,
     Release,
 )
-from experiments.system.http_clients import HomeStack, home_stack, http_client, reason, redirect_hint
-from experiments.system.logs import current_request_id
-from experiments.system.setting_values import shown
-from workers.environment_variables import stack_id
-from workers.errors import ApiRefused, ApiUnreachable, SettingsError, StaleLease
-from workers.settings import Settings
+from ablate.experiments.system.http_clients import HomeStack, home_stack, http_client, reason, redirect_hint
+from ablate.experiments.system.logs import current_request_id
+from ablate.experiments.system.setting_values import shown
+from ablate.workers.environment_variables import stack_id
+from ablate.workers.errors import ApiRefused, ApiUnreachable, SettingsError, StaleLease
+from ablate.workers.settings import Settings
 
 _log = logging.getLogger(__name__)
 

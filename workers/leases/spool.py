@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from experiments.documents import Frozen, first_problem, move_aside, write_whole
-from experiments.records.identity import BlockReport
-from workers.errors import ApiRefused, ApiUnreachable, StaleLease
+from ablate.experiments.documents import Frozen, first_problem, move_aside, write_whole
+from ablate.experiments.records.identity import BlockReport
+from ablate.workers.errors import ApiRefused, ApiUnreachable, StaleLease
 
 _log = logging.getLogger(__name__)
 

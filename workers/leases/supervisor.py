@@ -9,22 +9,22 @@ from dataclasses import dataclass
 
 import httpx
 
-from experiments.outcomes import FailureClass
-from experiments.records.identity import BlockReport, ClaimedBlock
-from experiments.records.messages import ClaimRequest, NodeRegistered, ProbeOrder, Release
-from experiments.system.logs import requested_by
-from workers.blocks.block_runner import BlockRunner, NodeContext
-from workers.devices.node_health import NodeHealth, device_state
-from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, SoftwareChanged, StaleLease
-from workers.identity.node import Node
-from workers.lease import Lease, StopReason, boot_time_s
-from workers.leases.heartbeat import LeaseRenewal
-from workers.leases.service_api import ServiceApi, persistently
-from workers.leases.spool import Spool
-from workers.processes.lanes import LaneResults
-from workers.processes.trial_output import BlockOutput
-from workers.processes.wake_event import WakeEvent
-from workers.trials.failures import MESSAGE_LIMIT
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.identity import BlockReport, ClaimedBlock
+from ablate.experiments.records.messages import ClaimRequest, NodeRegistered, ProbeOrder, Release
+from ablate.experiments.system.logs import requested_by
+from ablate.workers.blocks.block_runner import BlockRunner, NodeContext
+from ablate.workers.devices.node_health import NodeHealth, device_state
+from ablate.workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, SoftwareChanged, StaleLease
+from ablate.workers.identity.node import Node
+from ablate.workers.lease import Lease, StopReason, boot_time_s
+from ablate.workers.leases.heartbeat import LeaseRenewal
+from ablate.workers.leases.service_api import ServiceApi, persistently
+from ablate.workers.leases.spool import Spool
+from ablate.workers.processes.lanes import LaneResults
+from ablate.workers.processes.trial_output import BlockOutput
+from ablate.workers.processes.wake_event import WakeEvent
+from ablate.workers.trials.failures import MESSAGE_LIMIT
 
 _log = logging.getLogger(__name__)
 

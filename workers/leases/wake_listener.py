@@ -7,8 +7,8 @@ from celery import Celery
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
-from experiments.system.wake import WAKE_TASK, celery_app, wake_subscription
-from workers.processes.wake_event import WakeEvent
+from ablate.experiments.system.wake import WAKE_TASK, celery_app, wake_subscription
+from ablate.workers.processes.wake_event import WakeEvent
 
 _log = logging.getLogger(__name__)
 

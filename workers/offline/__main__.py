@@ -1,14 +1,15 @@
-"""`python -m workers.offline PLAN --out BUNDLE`: run a plan file without a service; the program behind `ablate exec`.
+"""`python -m ablate.workers.offline PLAN --out BUNDLE`: run a plan file without a service.
 
-The fork server does not import a package's main module again, so trials do not pay for these imports.
+This is the program behind `ablate exec`. The fork server does not import a package's main module again, so trials do
+not pay for these imports.
 """
 
 import sys
 
 import typer
 
-from experiments.system.command_groups import SingleCommand
-from workers.offline.cli import run
+from ablate.experiments.system.command_groups import SingleCommand
+from ablate.workers.offline.cli import run
 
 
 def main() -> None:

@@ -10,11 +10,11 @@ from typing import TextIO
 
 from pydantic import BaseModel, ValidationError
 
-from experiments.documents import write_whole
-from experiments.errors import BundleError, PlanFileError, SpecProblem
-from experiments.ids import new_id
-from experiments.outcomes import FailureClass
-from experiments.records.bundle import (
+from ablate.experiments.documents import write_whole
+from ablate.experiments.errors import BundleError, PlanFileError, SpecProblem
+from ablate.experiments.ids import new_id
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.bundle import (
     Attempt,
     BrokenAttempt,
     Bundle,
@@ -26,15 +26,15 @@ from experiments.records.bundle import (
     signed_attempt,
     trial_folder,
 )
-from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, WORK, read_bundle_files
-from experiments.records.bundle_reader import altered_files, node_keys, open_bundle, read_manifest
-from experiments.records.messages import NodeRegistration
-from experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file
-from experiments.records.receipts import Receipt
-from experiments.records.signing import Signer, manifest_statement, signature_problem, signing_problem
-from workers.errors import ExecRefused
-from workers.paths import TrialPaths, WorkPaths
-from workers.processes.trial_output import LogTail
+from ablate.experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, WORK, read_bundle_files
+from ablate.experiments.records.bundle_reader import altered_files, node_keys, open_bundle, read_manifest
+from ablate.experiments.records.messages import NodeRegistration
+from ablate.experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.records.signing import Signer, manifest_statement, signature_problem, signing_problem
+from ablate.workers.errors import ExecRefused
+from ablate.workers.paths import TrialPaths, WorkPaths
+from ablate.workers.processes.trial_output import LogTail
 
 _log = logging.getLogger(__name__)
 

@@ -21,27 +21,27 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from experiments.design.kinds.command import HIDDEN_FAILURES, CommandArm, hides_failures
-from experiments.design.kinds.program import CLOCK_S, marked_steps
-from experiments.design.problems import listed
-from experiments.design.workload import ARCHIVE
-from experiments.errors import CodeArchiveError
-from experiments.outcomes import ExitCode
-from experiments.records.code_archive import PackedCode, pack_code
-from experiments.records.program_report import clocks_differ, printable
-from experiments.system.isolation import remove_short_links
-from experiments.system.kernel_limits import keeps_signals_in
-from experiments.system.processes import descendants_of, end_family_with_parent
-from workers.commands.code_copy import archive_path
-from workers.devices.inventory import find_devices
-from workers.environment_variables import secrets_file, state_folder, trial_disk_bytes
-from workers.errors import SettingsError, WorkerError
-from workers.node_secrets import Mask, read_secrets
-from workers.paths import MOST_OUTPUT, WorkPaths
-from workers.processes import trial
-from workers.processes.guardian import end_trial
-from workers.trials.failures import classify_exit, disk_is_full, kernel_oom_kills
-from workers.trials.result import TrialOrder, TrialResult, read_result
+from ablate.experiments.design.kinds.command import HIDDEN_FAILURES, CommandArm, hides_failures
+from ablate.experiments.design.kinds.program import CLOCK_S, marked_steps
+from ablate.experiments.design.problems import listed
+from ablate.experiments.design.workload import ARCHIVE
+from ablate.experiments.errors import CodeArchiveError
+from ablate.experiments.outcomes import ExitCode
+from ablate.experiments.records.code_archive import PackedCode, pack_code
+from ablate.experiments.records.program_report import clocks_differ, printable
+from ablate.experiments.system.isolation import remove_short_links
+from ablate.experiments.system.kernel_limits import keeps_signals_in
+from ablate.experiments.system.processes import descendants_of, end_family_with_parent
+from ablate.workers.commands.code_copy import archive_path
+from ablate.workers.devices.inventory import find_devices
+from ablate.workers.environment_variables import secrets_file, state_folder, trial_disk_bytes
+from ablate.workers.errors import SettingsError, WorkerError
+from ablate.workers.node_secrets import Mask, read_secrets
+from ablate.workers.paths import MOST_OUTPUT, WorkPaths
+from ablate.workers.processes import trial
+from ablate.workers.processes.guardian import end_trial
+from ablate.workers.trials.failures import classify_exit, disk_is_full, kernel_oom_kills
+from ablate.workers.trials.result import TrialOrder, TrialResult, read_result
 
 SEEDS = (1, 1, 2)
 """Seeds of the runs: a repeat shows whether the program is exact, another seed whether it uses its seed."""

@@ -1,7 +1,6 @@
 """`ablate exec`: run a plan file on an air-gapped node, into a bundle.
 
-`ablate exec` starts the program `python -m workers.offline`, whose main module trials do not import again. The program
-also works in a plain checkout.
+`ablate exec` starts the program `python -m ablate.workers.offline`, whose main module trials do not import again.
 """
 
 import dataclasses
@@ -19,25 +18,25 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.block_numbers import block_index, block_list
-from experiments.design.plan import Plan
-from experiments.digest import code_digest
-from experiments.errors import ExperimentError, SigningUnavailable
-from experiments.ids import node_name_problem, own_node_name
-from experiments.outcomes import ExitCode
-from experiments.records.bundle import Bundle
-from experiments.records.bundle_files import read_bundle_files, write_tar
-from experiments.records.circumstances import NOT_REGISTERED
-from experiments.records.plan_archive import PlanWithCode
-from experiments.records.plan_file import PlanFile, carried_plan, differences
-from experiments.records.signing import Signer
-from experiments.system.processes import OWN_PYTHON
-from kernels.backends import Lane
-from workers.blocks.block_runner import BlockRunner, NodeContext
-from workers.blocks.code_cache import CodeCache, CodeSource
-from workers.devices.device_lock import DeviceLock
-from workers.devices.inventory import only_when_asked
-from workers.environment_variables import (
+from ablate.experiments.block_numbers import block_index, block_list
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.digest import code_digest
+from ablate.experiments.errors import ExperimentError, SigningUnavailable
+from ablate.experiments.ids import node_name_problem, own_node_name
+from ablate.experiments.outcomes import ExitCode
+from ablate.experiments.records.bundle import Bundle
+from ablate.experiments.records.bundle_files import read_bundle_files, write_tar
+from ablate.experiments.records.circumstances import NOT_REGISTERED
+from ablate.experiments.records.plan_archive import PlanWithCode
+from ablate.experiments.records.plan_file import PlanFile, carried_plan, differences
+from ablate.experiments.records.signing import Signer
+from ablate.experiments.system.processes import OWN_PYTHON
+from ablate.kernels.backends import Lane
+from ablate.workers.blocks.block_runner import BlockRunner, NodeContext
+from ablate.workers.blocks.code_cache import CodeCache, CodeSource
+from ablate.workers.devices.device_lock import DeviceLock
+from ablate.workers.devices.inventory import only_when_asked
+from ablate.workers.environment_variables import (
     python_environments,
     quiet_s,
     secrets_file,
@@ -45,18 +44,18 @@ from workers.environment_variables import (
     trial_disk_bytes,
     trial_processes,
 )
-from workers.errors import ExecRefused, WorkerError
-from workers.identity.node import Node, find_node
-from workers.identity.node_key import KEY_FILE, node_signer
-from workers.node_secrets import lacks_secret, read_secrets
-from workers.offline.bundle_folder import BundleFolder
-from workers.offline.check import check
-from workers.offline.progress import ProgressDisplay
-from workers.offline.run import ExecRun, ExecSummary
-from workers.paths import MOST_OUTPUT, MOST_PROCESSES, Usage
-from workers.processes.lanes import keep_lanes, run_lanes, stored_lanes, tried_on
-from workers.processes.runner import start_processes
-from workers.processes.wake_event import StopFlag, WakeEvent
+from ablate.workers.errors import ExecRefused, WorkerError
+from ablate.workers.identity.node import Node, find_node
+from ablate.workers.identity.node_key import KEY_FILE, node_signer
+from ablate.workers.node_secrets import lacks_secret, read_secrets
+from ablate.workers.offline.bundle_folder import BundleFolder
+from ablate.workers.offline.check import check
+from ablate.workers.offline.progress import ProgressDisplay
+from ablate.workers.offline.run import ExecRun, ExecSummary
+from ablate.workers.paths import MOST_OUTPUT, MOST_PROCESSES, Usage
+from ablate.workers.processes.lanes import keep_lanes, run_lanes, stored_lanes, tried_on
+from ablate.workers.processes.runner import start_processes
+from ablate.workers.processes.wake_event import StopFlag, WakeEvent
 
 app = typer.Typer()
 """The commands as a part of `ablate`."""
@@ -70,7 +69,7 @@ _QUIET_S = 60.0
 @app.command("exec", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False)
 def start(context: typer.Context) -> None:
     """Run a plan file on this node, without a service, into a bundle for `ablate import`."""
-    os.execv(sys.executable, [*OWN_PYTHON, "-m", "workers.offline", *context.args])  # noqa: S606
+    os.execv(sys.executable, [*OWN_PYTHON, "-m", "ablate.workers.offline", *context.args])  # noqa: S606
 
 
 @dataclass(frozen=True, kw_only=True)

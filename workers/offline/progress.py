@@ -12,10 +12,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from experiments.records.identity import ClaimedBlock
-from experiments.records.messages import TrialProgress
-from experiments.records.receipts import Receipt
-from workers.processes.trial_output import BlockOutput
+from ablate.experiments.records.identity import ClaimedBlock
+from ablate.experiments.records.messages import TrialProgress
+from ablate.experiments.records.receipts import Receipt
+from ablate.workers.processes.trial_output import BlockOutput
 
 _LINE_EVERY_S = 10.0
 """Time between two lines about a running trial when the output is no terminal."""

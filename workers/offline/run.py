@@ -9,20 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from experiments.block_numbers import block_name
-from experiments.ids import new_id
-from experiments.outcomes import FailureClass
-from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, breaks, used_up_by
-from experiments.records.identity import ClaimedBlock
-from experiments.records.plan_file import PlanFile
-from experiments.retries import attempt_words, budget_spent
-from workers.blocks.block_runner import BlockRunner
-from workers.errors import BlockBroken, BlockStopped, ExecRefused
-from workers.lease import Lease, boot_time_s
-from workers.offline.bundle_folder import BundleFolder
-from workers.offline.progress import ProgressDisplay
-from workers.processes.trial_output import BlockOutput
-from workers.trials.failures import MESSAGE_LIMIT
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.ids import new_id
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.bundle import Attempt, BrokenAttempt, Bundle, breaks, used_up_by
+from ablate.experiments.records.identity import ClaimedBlock
+from ablate.experiments.records.plan_file import PlanFile
+from ablate.experiments.retries import attempt_words, budget_spent
+from ablate.workers.blocks.block_runner import BlockRunner
+from ablate.workers.errors import BlockBroken, BlockStopped, ExecRefused
+from ablate.workers.lease import Lease, boot_time_s
+from ablate.workers.offline.bundle_folder import BundleFolder
+from ablate.workers.offline.progress import ProgressDisplay
+from ablate.workers.processes.trial_output import BlockOutput
+from ablate.workers.trials.failures import MESSAGE_LIMIT
 
 
 @dataclass(frozen=True, kw_only=True)

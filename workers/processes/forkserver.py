@@ -17,13 +17,13 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, TypeVar
 
-from experiments.system.processes import MAX_FOLDER_BYTES, end_all, group_members, socket_folder
-from workers.environment_variables import hide_secrets
-from workers.errors import PreloadError
-from workers.processes import trial
-from workers.trials.result import TrialOrder
+from ablate.experiments.system.processes import MAX_FOLDER_BYTES, end_all, group_members, socket_folder
+from ablate.workers.environment_variables import hide_secrets
+from ablate.workers.errors import PreloadError
+from ablate.workers.processes import trial
+from ablate.workers.trials.result import TrialOrder
 
-PRELOAD = "workers.processes.preload"
+PRELOAD = "ablate.workers.processes.preload"
 _START_PATIENCE_S = 120.0
 _DEATH_PATIENCE_S = 10.0
 """Time that a killed fork server may take to end; only then does multiprocessing start another one."""

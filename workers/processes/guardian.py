@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from experiments.system.isolation import short_link
-from experiments.system.processes import (
+from ablate.experiments.system.isolation import short_link
+from ablate.experiments.system.processes import (
     OWN_PYTHON,
     children_of,
     descendants_of,
@@ -34,12 +34,12 @@ from experiments.system.processes import (
     start_of,
     wait_until,
 )
-from workers.environment_variables import trial_mark
-from workers.lease import boot_time_s
+from ablate.workers.environment_variables import trial_mark
+from ablate.workers.lease import boot_time_s
 
 _log = logging.getLogger(__name__)
 
-_MODULE = "workers.processes.guardian"
+_MODULE = "ablate.workers.processes.guardian"
 _ANSWER_PATIENCE_S = 10.0
 """A guardian that leaves a line unanswered for so long counts as frozen; its start takes most of a second."""
 _END_PATIENCE_S = 5.0

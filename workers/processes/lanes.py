@@ -12,16 +12,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.design.gates import BACK_ENDS
-from experiments.digest import digest
-from experiments.documents import write_whole
-from experiments.system.processes import die_with_parent
-from kernels.backends import Lane, NodeClass
-from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
-from workers.environment_variables import chosen_caches, keep_kernels, peer_site, use_environment
-from workers.errors import PreloadError
-from workers.identity.node import Node
-from workers.processes.forkserver import ForkServer
+from ablate.experiments.design.gates import BACK_ENDS
+from ablate.experiments.digest import digest
+from ablate.experiments.documents import write_whole
+from ablate.experiments.system.processes import die_with_parent
+from ablate.kernels.backends import Lane, NodeClass
+from ablate.workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
+from ablate.workers.environment_variables import chosen_caches, keep_kernels, peer_site, use_environment
+from ablate.workers.errors import PreloadError
+from ablate.workers.identity.node import Node
+from ablate.workers.processes.forkserver import ForkServer
 
 FILE = "lanes.json"
 """Below the state folder."""
@@ -129,9 +129,9 @@ def _answer(order: LaneOrder) -> str | None:
 
 
 def _run(order: LaneOrder) -> str | None:
-    from model import back_ends
-    from model.layers import mamba3
-    from workers.built_in.training import find_device
+    from ablate.model import back_ends
+    from ablate.model.layers import mamba3
+    from ablate.workers.built_in.training import find_device
 
     use_environment(order.environment)
     keep_kernels(order.kernels, order.caches)

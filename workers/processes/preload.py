@@ -9,14 +9,14 @@ import numpy
 import torch
 import torch.optim
 
-import model.data.dataset
-import model.hybrid
-import model.training.measurement
-import model.training.train
-import workers.processes.trial
-from experiments.system.processes import end_family_with_parent
+import ablate.model.data.dataset
+import ablate.model.hybrid
+import ablate.model.training.measurement
+import ablate.model.training.train
+import ablate.workers.processes.trial
+from ablate.experiments.system.processes import end_family_with_parent
 
-__all__ = ["SERVER_PID", "model", "numpy", "torch", "workers"]
+__all__ = ["SERVER_PID", "ablate", "numpy", "torch"]
 
 SERVER_PID = os.getpid()
 """The fork server. A trial inherits the number and compares it with its parent's, to see whether the server lives."""

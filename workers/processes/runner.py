@@ -12,17 +12,17 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from experiments.system.isolation import short_link
-from experiments.system.processes import adopt_orphans, children_of
-from workers.environment_variables import TRIAL_PROCESSES, keep_logs_plain, wait_passively
-from workers.errors import WorkerError
-from workers.lease import Lease, StopReason
-from workers.paths import MOST_OUTPUT, SharedMemory, Usage, remove_tree, usage_of
-from workers.processes.forkserver import ForkServer
-from workers.processes.guardian import Guardian, end_trial
-from workers.processes.wake_event import WakeEvent
-from workers.trials.failures import TOO_LATE, kernel_oom_kills
-from workers.trials.result import TrialOrder
+from ablate.experiments.system.isolation import short_link
+from ablate.experiments.system.processes import adopt_orphans, children_of
+from ablate.workers.environment_variables import TRIAL_PROCESSES, keep_logs_plain, wait_passively
+from ablate.workers.errors import WorkerError
+from ablate.workers.lease import Lease, StopReason
+from ablate.workers.paths import MOST_OUTPUT, SharedMemory, Usage, remove_tree, usage_of
+from ablate.workers.processes.forkserver import ForkServer
+from ablate.workers.processes.guardian import Guardian, end_trial
+from ablate.workers.processes.wake_event import WakeEvent
+from ablate.workers.trials.failures import TOO_LATE, kernel_oom_kills
+from ablate.workers.trials.result import TrialOrder
 
 _log = logging.getLogger(__name__)
 

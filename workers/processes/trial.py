@@ -15,20 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.documents import write_whole
-from experiments.outcomes import FailureClass
-from experiments.system.isolation import use_temporary
-from experiments.system.kernel_limits import enclose, own_ipc
-from experiments.system.processes import adopt_orphans, die_with_parent
-from workers.built_in import training
-from workers.built_in.rank_group import run_ranks
-from workers.commands.code_copy import copy_code
-from workers.commands.program import run_program
-from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
-from workers.environment_variables import mark_process, use_environment
-from workers.lease import boot_time_s
-from workers.trials.failures import CANNOT_WRITE, TOO_LATE, describe
-from workers.trials.result import TrialOrder, TrialResult
+from ablate.experiments.documents import write_whole
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.system.isolation import use_temporary
+from ablate.experiments.system.kernel_limits import enclose, own_ipc
+from ablate.experiments.system.processes import adopt_orphans, die_with_parent
+from ablate.workers.built_in import training
+from ablate.workers.built_in.rank_group import run_ranks
+from ablate.workers.commands.code_copy import copy_code
+from ablate.workers.commands.program import run_program
+from ablate.workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
+from ablate.workers.environment_variables import mark_process, use_environment
+from ablate.workers.lease import boot_time_s
+from ablate.workers.trials.failures import CANNOT_WRITE, TOO_LATE, describe
+from ablate.workers.trials.result import TrialOrder, TrialResult
 
 
 def main(order: TrialOrder) -> None:
@@ -98,7 +98,7 @@ def _die_with_the_worker() -> None:
 
     A server that lost its worker while it imported torch still starts the trial that was ordered before.
     """
-    preload = sys.modules.get("workers.processes.preload")  # inherited; missing if the server failed to import it
+    preload = sys.modules.get("ablate.workers.processes.preload")  # inherited; missing if its import failed
     die_with_parent(parent=None if preload is None else preload.SERVER_PID)
     worker = multiprocessing.parent_process()
     if worker is not None and not worker.is_alive():

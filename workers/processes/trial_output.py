@@ -12,10 +12,10 @@ from statistics import median
 
 from pydantic import BaseModel, StrictInt
 
-from experiments.records.messages import LogChunk, TrialProgress
-from workers.lease import StopReason
-from workers.node_secrets import Mask
-from workers.paths import TrialPaths, open_plain
+from ablate.experiments.records.messages import LogChunk, TrialProgress
+from ablate.workers.lease import StopReason
+from ablate.workers.node_secrets import Mask
+from ablate.workers.paths import TrialPaths, open_plain
 
 CHUNK_BYTES = 65_536
 """Most log text of one trial in one message."""

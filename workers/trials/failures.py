@@ -12,12 +12,12 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from experiments.errors import IsolationFailed
-from experiments.outcomes import FailureClass, Outcome
-from kernels.errors import KernelUnsupported
-from model.errors import ConfigError, DataError, DatasetDamaged, MeasurementError, NonFiniteLoss, StillCompiling
-from workers.environment_variables import TRIAL_DISK
-from workers.errors import CompilerKilled, DeviceBusy, DeviceMissing, OutputTooLarge
+from ablate.experiments.errors import IsolationFailed
+from ablate.experiments.outcomes import FailureClass, Outcome
+from ablate.kernels.errors import KernelUnsupported
+from ablate.model.errors import ConfigError, DataError, DatasetDamaged, MeasurementError, NonFiniteLoss, StillCompiling
+from ablate.workers.environment_variables import TRIAL_DISK
+from ablate.workers.errors import CompilerKilled, DeviceBusy, DeviceMissing, OutputTooLarge
 
 _OOM_PHRASES = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
 _DEVICE_PHRASES = ("cuda error", "cublas_status", "cudnn_status", "nccl error", "nvml", "gloo/transport")

@@ -10,18 +10,18 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, ValidationError
 
-from experiments.design.kinds.built_in import BuiltInArm
-from experiments.design.kinds.kind import ArmConfig
-from experiments.design.kinds.program import ProgramArm
-from experiments.digest import SOURCE_ROOT
-from experiments.documents import first_problem
-from experiments.outcomes import FailureClass
-from experiments.records.compilation_report import CompilationReport
-from experiments.records.program_report import ProgramReport, printable
-from experiments.system.isolation import Isolation, python_folders
-from model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
-from workers.isolation import own_tree_problem, system_folders
-from workers.paths import MOST_OUTPUT, TrialPaths, open_plain
+from ablate.experiments.design.kinds.built_in import BuiltInArm
+from ablate.experiments.design.kinds.kind import ArmConfig
+from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.digest import SOURCE_ROOT
+from ablate.experiments.documents import first_problem
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.compilation_report import CompilationReport
+from ablate.experiments.records.program_report import ProgramReport, printable
+from ablate.experiments.system.isolation import Isolation, python_folders
+from ablate.model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
+from ablate.workers.isolation import own_tree_problem, system_folders
+from ablate.workers.paths import MOST_OUTPUT, TrialPaths, open_plain
 
 MODULE_FOLDER = SOURCE_ROOT / "experiments" / "in_trial"
 """Folder of the module `ablate`, which commands import."""

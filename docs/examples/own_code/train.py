@@ -2,9 +2,10 @@
 
 import argparse
 
-import ablate
 import torch
 from torch import nn
+
+import ablate
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--seed", type=int, default=0)

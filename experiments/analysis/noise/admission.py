@@ -6,18 +6,18 @@ from functools import lru_cache
 
 import scipy
 
-from experiments.analysis.answer import word_of
-from experiments.analysis.comparing import Levels, Sample, compare
-from experiments.analysis.guards import median_clock_mhz
-from experiments.analysis.noise.calibrate import CONFIDENCE, METRIC, key_of, seconds
-from experiments.design.aa_spec import ADMITTING_BLOCKS
-from experiments.design.power import ALPHA, alpha_of
-from experiments.design.spec import MIN_BLOCKS, AblationSpec
-from experiments.design.verdict_rule import Primary
-from experiments.outcomes import BASELINE, Outcome, VerdictWord
-from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger
-from experiments.records.circumstances import Admission
-from experiments.records.receipts import Receipt
+from ablate.experiments.analysis.answer import word_of
+from ablate.experiments.analysis.comparing import Levels, Sample, compare
+from ablate.experiments.analysis.guards import median_clock_mhz
+from ablate.experiments.analysis.noise.calibrate import CONFIDENCE, METRIC, key_of, seconds
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
+from ablate.experiments.design.power import ALPHA, alpha_of
+from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
+from ablate.experiments.design.verdict_rule import Primary
+from ablate.experiments.outcomes import BASELINE, Outcome, VerdictWord
+from ablate.experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger
+from ablate.experiments.records.circumstances import Admission
+from ablate.experiments.records.receipts import Receipt
 
 _REPEAT = "repeat"
 

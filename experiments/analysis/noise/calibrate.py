@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import scipy
 
-from experiments.analysis.guards import block_problems, median_clock_mhz, receipt_problems
-from experiments.analysis.statistics import log_of_ratio
-from experiments.design.aa_spec import REPEAT, SENTINEL
-from experiments.design.kinds.kind import ArmConfig
-from experiments.design.metrics import METRICS, PROCESS_METRIC
-from experiments.design.plan import Plan
-from experiments.design.rule import COMPILE_TIME, PROCESS_TIME, reported_estimator, window_estimator
-from experiments.design.spec import AblationSpec
-from experiments.digest import digest
-from experiments.documents import seal, seal_problem
-from experiments.outcomes import BASELINE, Outcome
-from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Source
-from experiments.records.receipts import Receipt, device_identity, identities, read_named
+from ablate.experiments.analysis.guards import block_problems, median_clock_mhz, receipt_problems
+from ablate.experiments.analysis.statistics import log_of_ratio
+from ablate.experiments.design.aa_spec import REPEAT, SENTINEL
+from ablate.experiments.design.kinds.kind import ArmConfig
+from ablate.experiments.design.metrics import METRICS, PROCESS_METRIC
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.rule import COMPILE_TIME, PROCESS_TIME, reported_estimator, window_estimator
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.digest import digest
+from ablate.experiments.documents import seal, seal_problem
+from ablate.experiments.outcomes import BASELINE, Outcome
+from ablate.experiments.records.calibration import AABlock, Calibration, CalibrationKey, Source
+from ablate.experiments.records.receipts import Receipt, device_identity, identities, read_named
 
 METRIC = "tokens_per_s"
 """All metrics of the window follow from throughput, so its noise calibrates them all."""

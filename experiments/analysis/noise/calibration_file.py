@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from experiments.analysis.guards import block_problems
-from experiments.analysis.noise.calibrate import aa_block, calibration_problems, key_for, metric_of
-from experiments.block_numbers import block_name
-from experiments.documents import Frozen, first_problem
-from experiments.errors import ReceiptError
-from experiments.records.bundle import Bundle, BundledBlock
-from experiments.records.calibration import AABlock, Calibration
-from experiments.records.receipt_check import BlockSignature, SignedReceipt, verify_signed
-from experiments.records.receipts import Receipt
+from ablate.experiments.analysis.guards import block_problems
+from ablate.experiments.analysis.noise.calibrate import aa_block, calibration_problems, key_for, metric_of
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.documents import Frozen, first_problem
+from ablate.experiments.errors import ReceiptError
+from ablate.experiments.records.bundle import Bundle, BundledBlock
+from ablate.experiments.records.calibration import AABlock, Calibration
+from ablate.experiments.records.receipt_check import BlockSignature, SignedReceipt, verify_signed
+from ablate.experiments.records.receipts import Receipt
 
 KIND: Literal["ablate calibration"] = "ablate calibration"
 

@@ -14,13 +14,19 @@ from typing import Literal, TypeAlias
 import numpy as np
 import scipy
 
-from experiments.analysis.noise.history_series import MIN_POINTS, AnchorDrift, HistoryPoint, HistorySeries, LevelChange
-from experiments.analysis.statistics import percent
-from experiments.design.metrics import find_metric
-from experiments.digest import digest
-from experiments.documents import Frozen
-from experiments.outcomes import Outcome
-from experiments.records.receipts import Receipt, identities, read_named
+from ablate.experiments.analysis.noise.history_series import (
+    MIN_POINTS,
+    AnchorDrift,
+    HistoryPoint,
+    HistorySeries,
+    LevelChange,
+)
+from ablate.experiments.analysis.statistics import percent
+from ablate.experiments.design.metrics import find_metric
+from ablate.experiments.digest import digest
+from ablate.experiments.documents import Frozen
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.receipts import Receipt, identities, read_named
 
 MIN_SEGMENT = 2
 PENALTY = 15.0

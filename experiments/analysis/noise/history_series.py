@@ -1,6 +1,6 @@
 """Documents on a recipe's baseline over time."""
 
-from experiments.documents import Frozen
+from ablate.experiments.documents import Frozen
 
 MIN_POINTS = 8
 """Fewest points for changes of level and drift."""

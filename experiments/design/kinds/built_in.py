@@ -8,20 +8,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from experiments.design.gate import Claim, Facts, Gate, GateValue, read_field, replace_fields, show
-from experiments.design.gate_readings import GateReading, read_gates
-from experiments.design.gates import GATES, back_ends_of, with_gates
-from experiments.design.kinds.kind import ArmConfig, Draft, Drafts, LossRows, StepWork
-from experiments.design.problems import listed, pointer, without_repeats
-from experiments.design.recipes import OF_AN_ARM, OF_TRAINING, OF_VALIDATION, OVERRIDES, RECIPES, Recipe
-from experiments.design.spec import AblationSpec
-from experiments.design.workload import VariantSpec, Workload
-from experiments.errors import SpecProblem
-from experiments.outcomes import BASELINE
-from kernels.backends import NODE_CLASSES, Lane, NodeClass
-from kernels.scan_switches import CHUNK_SIZES
-from model.back_end_limits import check_back_ends
-from model.config import (
+from ablate.experiments.design.gate import Claim, Facts, Gate, GateValue, read_field, replace_fields, show
+from ablate.experiments.design.gate_readings import GateReading, read_gates
+from ablate.experiments.design.gates import GATES, back_ends_of, with_gates
+from ablate.experiments.design.kinds.kind import ArmConfig, Draft, Drafts, LossRows, StepWork
+from ablate.experiments.design.problems import listed, pointer, without_repeats
+from ablate.experiments.design.recipes import OF_AN_ARM, OF_TRAINING, OF_VALIDATION, OVERRIDES, RECIPES, Recipe
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.workload import VariantSpec, Workload
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.outcomes import BASELINE
+from ablate.kernels.backends import NODE_CLASSES, Lane, NodeClass
+from ablate.kernels.scan_switches import CHUNK_SIZES
+from ablate.model.back_end_limits import check_back_ends
+from ablate.model.config import (
     BLOCK_KINDS,
     DIVISIBLE_ATTENTION,
     StepsConfig,
@@ -30,9 +30,9 @@ from model.config import (
     generates_code,
     layer_runs,
 )
-from model.counts import step_flops
-from model.data.corpus import BUILT_IN
-from model.errors import ConfigError
+from ablate.model.counts import step_flops
+from ablate.model.data.corpus import BUILT_IN
+from ablate.model.errors import ConfigError
 
 _ALSO_SHAPE = {"micro_batch"}
 """Gates whose value is a size. It is part of the shape, because the noise of a step depends on its duration."""

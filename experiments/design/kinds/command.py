@@ -10,14 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.design.gate import Claim, Facts
-from experiments.design.gate_readings import GateReading, declared_readings
-from experiments.design.kinds.kind import Draft, Drafts
-from experiments.design.kinds.program import ProgramArm, kernel_problems, shared_fields
-from experiments.design.metrics import PROCESS_METRIC
-from experiments.design.problems import pointer, shown
-from experiments.design.spec import AblationSpec
-from experiments.design.workload import (
+from ablate.experiments.design.gate import Claim, Facts
+from ablate.experiments.design.gate_readings import GateReading, declared_readings
+from ablate.experiments.design.kinds.kind import Draft, Drafts
+from ablate.experiments.design.kinds.program import ProgramArm, kernel_problems, shared_fields
+from ablate.experiments.design.metrics import PROCESS_METRIC
+from ablate.experiments.design.problems import pointer, shown
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.workload import (
     ARCHIVE,
     COMMAND,
     Commit,
@@ -27,9 +27,9 @@ from experiments.design.workload import (
     VariantSpec,
     Workload,
 )
-from experiments.errors import SpecProblem
-from experiments.outcomes import BASELINE
-from kernels.backends import NODE_CLASSES, NodeClass
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.outcomes import BASELINE
+from ablate.kernels.backends import NODE_CLASSES, NodeClass
 
 SHORT_DIGEST_CHARS = 19
 """Characters of an archive's digest that everybody may see; the whole one is for those who may use the archive."""

@@ -1,6 +1,6 @@
 """What service, workers and reports ask of an arm's configuration, of any kind of workload. Torch-free.
 
-Each kind is a class in a file of its own beside this one, and an entry in `experiments.design.arms.KINDS`.
+Each kind is a class in a file of its own beside this one, and an entry in `ablate.experiments.design.arms.KINDS`.
 """
 
 import json
@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from experiments.design.gate import Claim, Facts
-from experiments.design.gate_readings import GateReading
-from experiments.design.spec import AblationSpec
-from experiments.design.workload import Workload
-from experiments.documents import first_problem
-from experiments.errors import SpecProblem
-from kernels.backends import NodeClass
-from model.config import StepsConfig
+from ablate.experiments.design.gate import Claim, Facts
+from ablate.experiments.design.gate_readings import GateReading
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.workload import Workload
+from ablate.experiments.documents import first_problem
+from ablate.experiments.errors import SpecProblem
+from ablate.kernels.backends import NodeClass
+from ablate.model.config import StepsConfig
 
 
 class StepWork(NamedTuple):

@@ -5,18 +5,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.credentials import credential
-from experiments.design.gate import Claim, Facts, show
-from experiments.design.gate_readings import GateReading
-from experiments.design.kinds.built_in import recipe_problems
-from experiments.design.kinds.kind import Draft, Drafts, StepWork
-from experiments.design.kinds.program import ProgramArm, kernel_problems, shared_fields
-from experiments.design.packages import PackageRecipe, Value, code_folders, installed, lane_of_package, recipe_names
-from experiments.design.problems import listed, nearest, pointer, shown
-from experiments.design.spec import AblationSpec
-from experiments.design.workload import Workload
-from experiments.errors import SpecProblem
-from experiments.outcomes import BASELINE
+from ablate.experiments.credentials import credential
+from ablate.experiments.design.gate import Claim, Facts, show
+from ablate.experiments.design.gate_readings import GateReading
+from ablate.experiments.design.kinds.built_in import recipe_problems
+from ablate.experiments.design.kinds.kind import Draft, Drafts, StepWork
+from ablate.experiments.design.kinds.program import ProgramArm, kernel_problems, shared_fields
+from ablate.experiments.design.packages import (
+    PackageRecipe,
+    Value,
+    code_folders,
+    installed,
+    lane_of_package,
+    recipe_names,
+)
+from ablate.experiments.design.problems import listed, nearest, pointer, shown
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.workload import Workload
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.outcomes import BASELINE
 
 
 @dataclass(frozen=True, kw_only=True)

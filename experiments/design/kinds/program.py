@@ -7,15 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from experiments.design.kinds.kind import ArmConfig
-from experiments.design.metrics import METRICS, PROCESS_METRIC
-from experiments.design.problems import listed, nearest, pointer
-from experiments.design.spec import AblationSpec
-from experiments.design.workload import ARCHIVE
-from experiments.digest import canonical_json
-from experiments.errors import SpecProblem
-from experiments.outcomes import BASELINE
-from model.config import StepsConfig
+from ablate.experiments.design.kinds.kind import ArmConfig
+from ablate.experiments.design.metrics import METRICS, PROCESS_METRIC
+from ablate.experiments.design.problems import listed, nearest, pointer
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.workload import ARCHIVE
+from ablate.experiments.digest import canonical_json
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.outcomes import BASELINE
+from ablate.model.config import StepsConfig
 
 SECRET = "secret"  # noqa: S105 - the word before the name of one
 CLOCK_SHARE = 0.001

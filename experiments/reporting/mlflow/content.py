@@ -12,16 +12,16 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from experiments.analysis.verdicts import OwnNoise
-from experiments.design.arms import Arm
-from experiments.design.gates import GATES
-from experiments.design.kinds.command import SHORT_DIGEST_CHARS
-from experiments.digest import canonical_json, digest, digest_bytes
-from experiments.outcomes import Decision
-from experiments.records.receipts import Receipt
-from experiments.reporting import wording
-from experiments.reporting.verdict_layout import VariantLayout
-from experiments.reporting.view import AblationView
+from ablate.experiments.analysis.verdicts import OwnNoise
+from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.kinds.command import SHORT_DIGEST_CHARS
+from ablate.experiments.digest import canonical_json, digest, digest_bytes
+from ablate.experiments.outcomes import Decision
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.verdict_layout import VariantLayout
+from ablate.experiments.reporting.view import AblationView
 
 KIND_TAG = "ablation.kind"
 

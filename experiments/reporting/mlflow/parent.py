@@ -3,19 +3,19 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from experiments.analysis.verdicts import Verdict
-from experiments.design.load import load_values
-from experiments.design.workload import COMMAND, without_archives
-from experiments.digest import canonical_json
-from experiments.outcomes import AblationState, Decision
-from experiments.records.circumstances import Circumstances
-from experiments.reporting import wording
-from experiments.reporting.mlflow import content
-from experiments.reporting.sentences import broken_attempts
-from experiments.reporting.terminal.markdown import short_table, table_markdown, verdict_markdown
-from experiments.reporting.verdict_layout import VariantLayout, by_importance
-from experiments.reporting.view import AblationView
-from experiments.reporting.wording import changed_gates, gate_values
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.load import load_values
+from ablate.experiments.design.workload import COMMAND, without_archives
+from ablate.experiments.digest import canonical_json
+from ablate.experiments.outcomes import AblationState, Decision
+from ablate.experiments.records.circumstances import Circumstances
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.mlflow import content
+from ablate.experiments.reporting.sentences import broken_attempts
+from ablate.experiments.reporting.terminal.markdown import short_table, table_markdown, verdict_markdown
+from ablate.experiments.reporting.verdict_layout import VariantLayout, by_importance
+from ablate.experiments.reporting.view import AblationView
+from ablate.experiments.reporting.wording import changed_gates, gate_values
 
 PARENT = "parent"
 MOST_ROWS = 4

@@ -4,27 +4,27 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from experiments.analysis.curves import band_of
-from experiments.analysis.programs import changes_of
-from experiments.analysis.statistics import percent
-from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
-from experiments.block_numbers import block_number, place_number
-from experiments.design.arms import Arm
-from experiments.design.metrics import METRICS
-from experiments.outcomes import AblationState, Outcome, TrialState
-from experiments.records.receipts import Receipt, read_named
-from experiments.reporting import wording
-from experiments.reporting.kernel_tables import kernels_csv
-from experiments.reporting.mlflow import content, views
-from experiments.reporting.mlflow.content import RunContent
-from experiments.reporting.mlflow.parent import OPEN, STATUS
-from experiments.reporting.pictures import drawing, registry
-from experiments.reporting.sentences import WITHOUT_STATISTICS
-from experiments.reporting.step_traces import TRACE_FILE, chrome_trace, traces
-from experiments.reporting.verdict_layout import VariantLayout, improvement_pct
-from experiments.reporting.view import AblationView, TrialView
-from experiments.reporting.wording import changed_gates
-from model.measurements import GIB, Step
+from ablate.experiments.analysis.curves import band_of
+from ablate.experiments.analysis.programs import changes_of
+from ablate.experiments.analysis.statistics import percent
+from ablate.experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
+from ablate.experiments.block_numbers import block_number, place_number
+from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.outcomes import AblationState, Outcome, TrialState
+from ablate.experiments.records.receipts import Receipt, read_named
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.kernel_tables import kernels_csv
+from ablate.experiments.reporting.mlflow import content, views
+from ablate.experiments.reporting.mlflow.content import RunContent
+from ablate.experiments.reporting.mlflow.parent import OPEN, STATUS
+from ablate.experiments.reporting.pictures import drawing, registry
+from ablate.experiments.reporting.sentences import WITHOUT_STATISTICS
+from ablate.experiments.reporting.step_traces import TRACE_FILE, chrome_trace, traces
+from ablate.experiments.reporting.verdict_layout import VariantLayout, improvement_pct
+from ablate.experiments.reporting.view import AblationView, TrialView
+from ablate.experiments.reporting.wording import changed_gates
+from ablate.model.measurements import GIB, Step
 
 MOST_POINTS = 2500
 """Points per series that MLflow's own pages read. receipt.json has every step."""

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from experiments.errors import BadSetting, ProjectionError, ProjectionUnfinished
-from experiments.reporting.mlflow import runs, views
-from experiments.reporting.mlflow.content import DONE_TAG, ID_TAG, RUN_TAG, RunContent, RunDataset
-from experiments.reporting.mlflow.parent import PARENT, parent
-from experiments.reporting.view import AblationView
-from experiments.system.http_clients import apply_proxy_rule, authorities, reason
-from experiments.system.setting_values import credentials_of, without_credentials
+from ablate.experiments.errors import BadSetting, ProjectionError, ProjectionUnfinished
+from ablate.experiments.reporting.mlflow import runs, views
+from ablate.experiments.reporting.mlflow.content import DONE_TAG, ID_TAG, RUN_TAG, RunContent, RunDataset
+from ablate.experiments.reporting.mlflow.parent import PARENT, parent
+from ablate.experiments.reporting.view import AblationView
+from ablate.experiments.system.http_clients import apply_proxy_rule, authorities, reason
+from ablate.experiments.system.setting_values import credentials_of, without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

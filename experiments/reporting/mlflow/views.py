@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from experiments.digest import canonical_json
-from experiments.reporting.mlflow.content import KIND_TAG, RunKind
+from ablate.experiments.digest import canonical_json
+from ablate.experiments.reporting.mlflow.content import KIND_TAG, RunKind
 
 PREFIX = "mlflow.sharedViewState."
 CREATED_AT_MS = 1_795_000_000_000

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from experiments.block_numbers import block_number
-from experiments.outcomes import VerdictWord
-from experiments.records.calibration import Calibration
-from experiments.records.circumstances import Circumstances
-from experiments.reporting import wording
-from experiments.reporting.table import Table, codes, numbers, row, texts
+from ablate.experiments.block_numbers import block_number
+from ablate.experiments.outcomes import VerdictWord
+from ablate.experiments.records.calibration import Calibration
+from ablate.experiments.records.circumstances import Circumstances
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.table import Table, codes, numbers, row, texts
 
 
 def rule_in_words(rule: Mapping[str, Any]) -> str:

@@ -7,17 +7,17 @@ from functools import partial
 from statistics import mean
 from typing import Any
 
-from experiments.analysis.verdicts import ArmSummary
-from experiments.block_numbers import block_list, block_number
-from experiments.design.gate_readings import DECLARED, GateReading
-from experiments.digest import canonical_json
-from experiments.outcomes import Outcome, TrialState
-from experiments.records.compilation_report import CompilationReport, HbmPlan
-from experiments.records.receipts import Receipt, held_by
-from experiments.reporting import wording
-from experiments.reporting.table import Table, codes, numbers, row, texts
-from experiments.reporting.verdict_layout import speed_unjudged
-from experiments.reporting.view import AblationView, TrialView
+from ablate.experiments.analysis.verdicts import ArmSummary
+from ablate.experiments.block_numbers import block_list, block_number
+from ablate.experiments.design.gate_readings import DECLARED, GateReading
+from ablate.experiments.digest import canonical_json
+from ablate.experiments.outcomes import Outcome, TrialState
+from ablate.experiments.records.compilation_report import CompilationReport, HbmPlan
+from ablate.experiments.records.receipts import Receipt, held_by
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.table import Table, codes, numbers, row, texts
+from ablate.experiments.reporting.verdict_layout import speed_unjudged
+from ablate.experiments.reporting.view import AblationView, TrialView
 
 
 def _of_plan(read: Callable[[HbmPlan], int]) -> Callable[[CompilationReport], str]:

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, VariantVerdict, Verdict
-from experiments.block_numbers import block_name
-from experiments.design.metrics import METRICS, WINDOW_METRICS
-from experiments.outcomes import Outcome, VerdictWord
-from experiments.records.receipts import Receipt
-from experiments.reporting import verdict_cells, wording
-from experiments.reporting.sentences import WITHOUT_STATISTICS, missing, origin_problems
-from experiments.reporting.table import Cell
-from experiments.reporting.verdict_layout import VariantLayout, is_exact, speed_unjudged, uncalibrated
-from experiments.reporting.view import AblationView
-from model.measurements import Metric
+from ablate.experiments.analysis.verdicts import Cause, Comparison, ExactComparison, VariantVerdict, Verdict
+from ablate.experiments.block_numbers import block_name
+from ablate.experiments.design.metrics import METRICS, WINDOW_METRICS
+from ablate.experiments.outcomes import Outcome, VerdictWord
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting import verdict_cells, wording
+from ablate.experiments.reporting.sentences import WITHOUT_STATISTICS, missing, origin_problems
+from ablate.experiments.reporting.table import Cell
+from ablate.experiments.reporting.verdict_layout import VariantLayout, is_exact, speed_unjudged, uncalibrated
+from ablate.experiments.reporting.view import AblationView
+from ablate.model.measurements import Metric
 
 WORTH_LOAD = 0.1
 """Share of CPU time taken by other processes from which the page warns."""

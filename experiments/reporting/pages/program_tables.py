@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from experiments.analysis.statistics import mean_of
-from experiments.design.gate_readings import DECLARED
-from experiments.design.kinds.kind import ArmConfig
-from experiments.design.kinds.program import ProgramArm
-from experiments.outcomes import Outcome
-from experiments.records.program_report import ProgramReport, printable
-from experiments.records.receipts import Receipt
-from experiments.reporting import wording
-from experiments.reporting.table import Cell, Column, Table, codes, numbers, row, texts
-from experiments.reporting.view import AblationView
+from ablate.experiments.analysis.statistics import mean_of
+from ablate.experiments.design.gate_readings import DECLARED
+from ablate.experiments.design.kinds.kind import ArmConfig
+from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.program_report import ProgramReport, printable
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.table import Cell, Column, Table, codes, numbers, row, texts
+from ablate.experiments.reporting.view import AblationView
 
 
 def program_tables(view: AblationView) -> tuple[Table, ...]:

@@ -7,24 +7,24 @@ from typing import NamedTuple
 from jinja2 import Environment
 from markupsafe import Markup
 
-from experiments.analysis.arm_summary import measured_trials
-from experiments.analysis.verdicts import Verdict
-from experiments.records.circumstances import Circumstances
-from experiments.reporting import wording
-from experiments.reporting.between import between_variants
-from experiments.reporting.pages import circumstance_tables, evidence_tables
-from experiments.reporting.pages.circumstance_tables import rule_in_words
-from experiments.reporting.pages.evidence_tables import compilation_table
-from experiments.reporting.pages.first_screen import first_screen
-from experiments.reporting.pages.page_templates import make_environment
-from experiments.reporting.pages.program_tables import program_tables
-from experiments.reporting.pictures import registry
-from experiments.reporting.pictures.theme import theme_css
-from experiments.reporting.step_traces import step_table
-from experiments.reporting.table import Table
-from experiments.reporting.verdict_layout import is_exact, over_seeds
-from experiments.reporting.view import AblationView
-from experiments.reporting.wording import false_verdicts
+from ablate.experiments.analysis.arm_summary import measured_trials
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.records.circumstances import Circumstances
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.between import between_variants
+from ablate.experiments.reporting.pages import circumstance_tables, evidence_tables
+from ablate.experiments.reporting.pages.circumstance_tables import rule_in_words
+from ablate.experiments.reporting.pages.evidence_tables import compilation_table
+from ablate.experiments.reporting.pages.first_screen import first_screen
+from ablate.experiments.reporting.pages.page_templates import make_environment
+from ablate.experiments.reporting.pages.program_tables import program_tables
+from ablate.experiments.reporting.pictures import registry
+from ablate.experiments.reporting.pictures.theme import theme_css
+from ablate.experiments.reporting.step_traces import step_table
+from ablate.experiments.reporting.table import Table
+from ablate.experiments.reporting.verdict_layout import is_exact, over_seeds
+from ablate.experiments.reporting.view import AblationView
+from ablate.experiments.reporting.wording import false_verdicts
 
 
 def render(view: AblationView) -> str:

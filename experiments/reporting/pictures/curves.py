@@ -7,12 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.analysis.arm_summary import measured_trials
-from experiments.analysis.curves import BandPoint, band_of
-from experiments.records.receipts import Receipt
-from experiments.reporting.pictures import drawing
-from experiments.reporting.pictures.drawing import ArmStyle
-from experiments.reporting.view import AblationView
+from ablate.experiments.analysis.arm_summary import measured_trials
+from ablate.experiments.analysis.curves import BandPoint, band_of
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting.pictures import drawing
+from ablate.experiments.reporting.pictures.drawing import ArmStyle
+from ablate.experiments.reporting.view import AblationView
 
 WIDTH_IN, HEIGHT_IN = 8.2, 5.6
 MOST_ARMS = 9

@@ -7,15 +7,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.analysis.arm_summary import measured_trials
-from experiments.analysis.verdicts import Comparison
-from experiments.block_numbers import block_number
-from experiments.records.receipts import Receipt
-from experiments.reporting import wording
-from experiments.reporting.pictures import drawing
-from experiments.reporting.pictures.drawing import INK, PAPER, SOFT, ArmStyle
-from experiments.reporting.verdict_layout import interval_heading, over_seeds
-from experiments.reporting.view import AblationView
+from ablate.experiments.analysis.arm_summary import measured_trials
+from ablate.experiments.analysis.verdicts import Comparison
+from ablate.experiments.block_numbers import block_number
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.pictures import drawing
+from ablate.experiments.reporting.pictures.drawing import INK, PAPER, SOFT, ArmStyle
+from ablate.experiments.reporting.verdict_layout import interval_heading, over_seeds
+from ablate.experiments.reporting.view import AblationView
 
 WIDTH_IN = 8.2
 DEFAULT_METRIC = "tokens_per_s"

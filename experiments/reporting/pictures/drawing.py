@@ -18,11 +18,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from experiments.analysis.verdicts import Comparison, Verdict
-from experiments.reporting import wording
-from experiments.reporting.pictures.theme import SHADES, theme_css
-from experiments.reporting.verdict_layout import PrimaryRule
-from experiments.reporting.view import AblationView
+from ablate.experiments.analysis.verdicts import Comparison, Verdict
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.pictures.theme import SHADES, theme_css
+from ablate.experiments.reporting.verdict_layout import PrimaryRule
+from ablate.experiments.reporting.view import AblationView
 
 T = TypeVar("T")
 

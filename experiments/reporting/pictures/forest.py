@@ -5,12 +5,18 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, VariantVerdict, Verdict
-from experiments.reporting import wording
-from experiments.reporting.pictures import drawing
-from experiments.reporting.pictures.drawing import INK, PAPER, ArmStyle
-from experiments.reporting.verdict_layout import PrimaryRule, VariantLayout, interval_heading, is_exact, over_seeds
-from experiments.reporting.view import AblationView
+from ablate.experiments.analysis.verdicts import Cause, Comparison, ExactComparison, VariantVerdict, Verdict
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.pictures import drawing
+from ablate.experiments.reporting.pictures.drawing import INK, PAPER, ArmStyle
+from ablate.experiments.reporting.verdict_layout import (
+    PrimaryRule,
+    VariantLayout,
+    interval_heading,
+    is_exact,
+    over_seeds,
+)
+from ablate.experiments.reporting.view import AblationView
 
 NARROW_IN = 5.6
 """Narrow enough for a phone without scrolling."""

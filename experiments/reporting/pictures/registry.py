@@ -1,8 +1,8 @@
 """All pictures of an ablation, for the report and for MLflow."""
 
-from experiments.reporting.pictures import curves, differences, forest, memory, trials
-from experiments.reporting.pictures.drawing import Picture
-from experiments.reporting.view import AblationView
+from ablate.experiments.reporting.pictures import curves, differences, forest, memory, trials
+from ablate.experiments.reporting.pictures.drawing import Picture
+from ablate.experiments.reporting.view import AblationView
 
 DRAWN = (
     forest.forest,

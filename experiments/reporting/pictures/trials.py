@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from experiments.analysis.arm_summary import measured_trials
-from experiments.block_numbers import block_number
-from experiments.records.receipts import Receipt
-from experiments.reporting import wording
-from experiments.reporting.pictures import drawing
-from experiments.reporting.pictures.drawing import ArmStyle
-from experiments.reporting.view import AblationView
+from ablate.experiments.analysis.arm_summary import measured_trials
+from ablate.experiments.block_numbers import block_number
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.pictures import drawing
+from ablate.experiments.reporting.pictures.drawing import ArmStyle
+from ablate.experiments.reporting.view import AblationView
 
 WIDTH_IN = 8.2
 MOST_TRIALS = 120

@@ -5,13 +5,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from experiments.analysis.verdicts import Verdict
-from experiments.block_numbers import block_list
-from experiments.outcomes import Required
-from experiments.reporting import wording
-from experiments.reporting.sentences import origin_problems
-from experiments.reporting.table import Table
-from experiments.reporting.verdict_layout import VariantLayout, VerdictLayout, by_importance, lay_out, uncalibrated
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.block_numbers import block_list
+from ablate.experiments.outcomes import Required
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.sentences import origin_problems
+from ablate.experiments.reporting.table import Table
+from ablate.experiments.reporting.verdict_layout import (
+    VariantLayout,
+    VerdictLayout,
+    by_importance,
+    lay_out,
+    uncalibrated,
+)
 
 MAX_CHARS = 65_536
 """The longest comment that GitHub accepts."""

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from experiments.system.logs import visible
+from ablate.experiments.system.logs import visible
 
 GAP = 2
 """Spaces between two columns, and before the lines below a row."""

@@ -12,8 +12,8 @@ Kernels that walk chunks see every super-chunk as a row: a batch of B * K rows o
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.backends import Lane
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels.backends import Lane
+from ablate.kernels.scan_switches import ScanSwitches
 
 SHARED_LIMIT = 227 * 1024
 """Bytes of shared memory that a block may use."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import gated_output, psiv, rotated
-from kernels.mamba3_mimo.xla.timeline import Timeline, split
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.operands import gated_output, psiv, rotated
+from ablate.kernels.mamba3_mimo.xla.timeline import Timeline, split
 
 
 @dataclass(frozen=True, kw_only=True)

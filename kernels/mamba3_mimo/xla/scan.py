@@ -14,15 +14,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from kernels import facts, xla_device
-from kernels.backends import Lane
-from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
-from kernels.mamba3_mimo.operands import handed_on
-from kernels.mamba3_mimo.xla.chunks import chunk_outputs, pass_states, pass_states_from, step_state
-from kernels.mamba3_mimo.xla.timeline import Timeline, pad_time, split, timeline
-from kernels.scan_switches import ScanFact, ScanSwitches
-from kernels.xla_partition import Partition, differentiable
+from ablate.kernels import facts, xla_device
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
+from ablate.kernels.mamba3_mimo.operands import handed_on
+from ablate.kernels.mamba3_mimo.xla.chunks import chunk_outputs, pass_states, pass_states_from, step_state
+from ablate.kernels.mamba3_mimo.xla.timeline import Timeline, pad_time, split, timeline
+from ablate.kernels.scan_switches import ScanFact, ScanSwitches
+from ablate.kernels.xla_partition import Partition, differentiable
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 Run: TypeAlias = Callable[[ScanInputs, Tensors], tuple[Tensor, Tensor]]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
 
 
 @dataclass(frozen=True, kw_only=True)

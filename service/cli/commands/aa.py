@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.catalog.files import catalog_names
-from experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, bare_spec, calibration_spec
-from experiments.design.load import parse_spec
-from experiments.design.problems import nearest
-from experiments.design.spec import MIN_BLOCKS, AblationSpec
-from experiments.errors import SpecError, SpecProblem
-from service.cli import completion
-from service.cli.arguments import ablation_id, is_spec, may_name_an_ablation, no_such_spec, read_spec
-from service.cli.follow import run_spec
-from service.cli.output import JsonOption, guarded, out
-from service.client.api import Client
-from service.client.connection import ClientError
-from service.schemas.submissions import SpecBody
+from ablate.experiments.catalog.files import catalog_names
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, bare_spec, calibration_spec
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.problems import nearest
+from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.service.cli import completion
+from ablate.service.cli.arguments import ablation_id, is_spec, may_name_an_ablation, no_such_spec, read_spec
+from ablate.service.cli.follow import run_spec
+from ablate.service.cli.output import JsonOption, guarded, out
+from ablate.service.client.api import Client
+from ablate.service.client.connection import ClientError
+from ablate.service.schemas.submissions import SpecBody
 
 if TYPE_CHECKING:
-    from experiments.records.code_archive import PackedCode
+    from ablate.experiments.records.code_archive import PackedCode
 
 app = typer.Typer()
 
@@ -62,7 +62,7 @@ def aa(
     if print_spec:
         out().print(text.decode(), markup=False, end="")
     elif out_file is not None:
-        from service.cli import offline
+        from ablate.service.cli import offline
 
         offline.write_plan(body, out_file, as_json=as_json)
     else:
@@ -71,7 +71,7 @@ def aa(
 
 def _print_noise(client: Client, ablation_id: str) -> None:
     """Print the noise that the A/A ablation measured. Its verdict, on two equal arms, has no meaning."""
-    from service.cli.calibrations import noise_lines  # imports numpy and scipy
+    from ablate.service.cli.calibrations import noise_lines  # imports numpy and scipy
 
     for line in noise_lines(client.calibrations(), ablation_id):
         out().print(line, markup=False, highlight=False)

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from experiments.analysis.published import assess, read_table
-from service.cli import verdict_tables
-from service.cli.output import JsonOption, guarded, out, print_json
+from ablate.experiments.analysis.published import assess, read_table
+from ablate.service.cli import verdict_tables
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
 
 app = typer.Typer()
 

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from service.cli import tables
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.client.api import Client
+from ablate.service.cli import tables
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.client.api import Client
 
 app = typer.Typer()
 
@@ -30,7 +30,11 @@ def calibration(
             answer = client.calibrations()
         print_json(answer) if as_json else out().print(tables.calibrations(answer))
         return
-    from service.cli.calibrations import calibration_lines, read_calibrations, write_calibration  # imports the judge
+    from ablate.service.cli.calibrations import (  # imports the judge
+        calibration_lines,
+        read_calibrations,
+        write_calibration,
+    )
 
     calibrations = read_calibrations(bundles)
     if out_file is not None:

@@ -3,10 +3,10 @@
 import typer
 from rich.markup import escape
 
-from service.cli import tables
-from service.cli.arguments import AblationArgument, ablation_id
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.client.api import Client
+from ablate.service.cli import tables
+from ablate.service.cli.arguments import AblationArgument, ablation_id
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.client.api import Client
 
 app = typer.Typer()
 

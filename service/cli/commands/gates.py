@@ -7,18 +7,18 @@ import typer
 from rich.console import RenderableType
 from rich.markup import escape
 
-from experiments.design.gate import GateValue, show
-from experiments.design.listings import GatePublic, RecipePublic, public_gates, public_recipes
-from experiments.design.problems import nearest
-from experiments.design.recipes import RECIPES
-from experiments.errors import SpecError, SpecProblem
-from experiments.reporting.terminal.terminal_table import TerminalTable, texts
-from experiments.reporting.terminal.terminal_table import names as named
-from service.cli import completion
-from service.cli.arguments import rows_named
-from service.cli.commands.recipes import recipes_named
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.client.api import Client
+from ablate.experiments.design.gate import GateValue, show
+from ablate.experiments.design.listings import GatePublic, RecipePublic, public_gates, public_recipes
+from ablate.experiments.design.problems import nearest
+from ablate.experiments.design.recipes import RECIPES
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, texts
+from ablate.experiments.reporting.terminal.terminal_table import names as named
+from ablate.service.cli import completion
+from ablate.service.cli.arguments import rows_named
+from ablate.service.cli.commands.recipes import recipes_named
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.client.api import Client
 
 app = typer.Typer()
 

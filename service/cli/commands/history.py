@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from experiments.analysis.noise.history_series import MIN_POINTS, HistorySeries, LevelChange
-from experiments.reporting import wording
-from experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
-from service.cli import completion
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.client.api import Client
+from ablate.experiments.analysis.noise.history_series import MIN_POINTS, HistorySeries, LevelChange
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
+from ablate.service.cli import completion
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.client.api import Client
 
 app = typer.Typer()
 

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from experiments.records.bundle import join_bundles
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.client.api import Client
+from ablate.experiments.records.bundle import join_bundles
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.client.api import Client
 
 app = typer.Typer()
 
@@ -27,7 +27,7 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     """Store an ablation that `ablate exec` ran. The service verifies every file and stores all or nothing."""
-    from service.cli.offline import read_bundle  # imports the judge
+    from ablate.service.cli.offline import read_bundle  # imports the judge
 
     contents = [read_bundle(path) for path in bundles]
     join_bundles([bundle for _, bundle in contents])

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from experiments.catalog.files import read_catalog_file
-from experiments.design.load import parse_spec
-from experiments.design.spec import ablation_json_schema
-from experiments.documents import write_whole
-from experiments.errors import SpecError, SpecProblem
-from service.cli import completion
-from service.cli.output import JsonOption, guarded, out, print_json
+from ablate.experiments.catalog.files import read_catalog_file
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.spec import ablation_json_schema
+from ablate.experiments.documents import write_whole
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.service.cli import completion
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
 
 app = typer.Typer()
 

@@ -5,13 +5,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from experiments.reporting import wording
-from experiments.reporting.terminal.terminal_table import TerminalTable, names, texts
-from service.cli import completion
-from service.cli.arguments import ReasonOption
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.client.api import Client
-from service.schemas.nodes import KeyList
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, names, texts
+from ablate.service.cli import completion
+from ablate.service.cli.arguments import ReasonOption
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.client.api import Client
+from ablate.service.schemas.nodes import KeyList
 
 app = typer.Typer(name="keys", help="Keys that nodes sign their blocks with.", no_args_is_help=True)
 

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from experiments.design.problems import nearest
-from experiments.outcomes import AblationState
-from service.cli import tables
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.client.api import Client
+from ablate.experiments.design.problems import nearest
+from ablate.experiments.outcomes import AblationState
+from ablate.service.cli import tables
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.client.api import Client
 
 app = typer.Typer()
 

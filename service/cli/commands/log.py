@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from service.cli.arguments import TrialArgument, trial_at
-from service.cli.output import JsonOption, err, guarded, print_json, print_text
-from service.client.api import Client
+from ablate.service.cli.arguments import TrialArgument, trial_at
+from ablate.service.cli.output import JsonOption, err, guarded, print_json, print_text
+from ablate.service.client.api import Client
 
 app = typer.Typer()
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from experiments.reporting import wording
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.errors import StackError
-from service.lifecycle import OutboxKind
-from service.settings import get_settings
+from ablate.experiments.reporting import wording
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.errors import StackError
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.settings import get_settings
 
 if TYPE_CHECKING:
-    from service.store.session import Store
+    from ablate.service.store.session import Store
 
 app = typer.Typer(name="mlflow", help="The ablations in MLflow.", no_args_is_help=True)
 
@@ -44,8 +44,8 @@ def rebuild_all(database_url: str, *, patience_s: float) -> int:
 
     Raises StackError if the background process does not finish within `patience_s` seconds.
     """
-    from service.store.ablations.results import ask_for_projections
-    from service.store.session import Store
+    from ablate.service.store.ablations.results import ask_for_projections
+    from ablate.service.store.session import Store
 
     store = Store(database_url)
     try:
@@ -64,7 +64,7 @@ def rebuild_all(database_url: str, *, patience_s: float) -> int:
 
 
 def _projections_left(store: "Store") -> int:
-    from service.store import outbox
+    from ablate.service.store import outbox
 
     with store.read() as connection:
         backlog = {kind: count for kind, count, _ in outbox.backlog(connection)}

@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar
 import typer
 from rich.markup import escape
 
-from experiments.system.command_groups import CommandGroup
-from service.cli import completion, tables
-from service.cli.arguments import GraceOption, NodeArgument, ReasonOption, RegisteredNodeArgument, node_name
-from service.cli.output import JsonOption, err, guarded, out, print_json, print_secret
-from service.client.api import Client
-from service.schemas.nodes import NodePublic
+from ablate.experiments.system.command_groups import CommandGroup
+from ablate.service.cli import completion, tables
+from ablate.service.cli.arguments import GraceOption, NodeArgument, ReasonOption, RegisteredNodeArgument, node_name
+from ablate.service.cli.output import JsonOption, err, guarded, out, print_json, print_secret
+from ablate.service.client.api import Client
+from ablate.service.schemas.nodes import NodePublic
 
 _NOT_REMOVED = (
     "A node stays listed, because receipts name it. To take it down: ablate nodes drain NODE, stop its worker when its "

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from experiments.design.problems import nearest
-from experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.client.api import Client
-from service.schemas.notifications import NotificationPublic
+from ablate.experiments.design.problems import nearest
+from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.client.api import Client
+from ablate.service.schemas.notifications import NotificationPublic
 
 app = typer.Typer(name="notifications", help="Messages about the end of this token's ablations.", no_args_is_help=True)
 _KINDS = ("webhook", "slack", "email")

@@ -6,10 +6,10 @@ from urllib.parse import urlencode
 
 import typer
 
-from service.cli import completion
-from service.cli.arguments import ABLATION_NAMES, ablation_id
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.client.api import Client
+from ablate.service.cli import completion
+from ablate.service.cli.arguments import ABLATION_NAMES, ablation_id
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.client.api import Client
 
 app = typer.Typer()
 

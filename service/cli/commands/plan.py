@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from service.cli import tables
-from service.cli.arguments import CommitOption, SpecArgument, read_spec
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.cli.verdicts import reject_calibrations
-from service.client.api import Client
+from ablate.service.cli import tables
+from ablate.service.cli.arguments import CommitOption, SpecArgument, read_spec
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.cli.verdicts import reject_calibrations
+from ablate.service.client.api import Client
 
 app = typer.Typer()
 
@@ -45,8 +45,8 @@ def plan(
 ) -> None:
     """Show the trials of a spec, the nodes for them, and the effect that they can detect. Stores nothing."""
     if out_file is not None:
-        from service.cli import offline
-        from service.cli.calibrations import read_calibrations
+        from ablate.service.cli import offline
+        from ablate.service.cli.calibrations import read_calibrations
 
         calibrations = read_calibrations(calibration)
         body = read_spec(spec, commit)

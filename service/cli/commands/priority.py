@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from service.cli import tables
-from service.cli.arguments import AblationArgument, ablation_id
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.client.api import Client
+from ablate.service.cli import tables
+from ablate.service.cli.arguments import AblationArgument, ablation_id
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.client.api import Client
 
 app = typer.Typer()
 

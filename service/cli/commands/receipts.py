@@ -9,21 +9,21 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.markup import escape
 
-from experiments.block_numbers import block_list, block_number
-from experiments.errors import BundleError, ReceiptError
-from experiments.outcomes import ExitCode
-from experiments.records.bundle import Bundle
-from experiments.records.bundle_files import MANIFEST, RECEIPT, is_bundle, read_bundle_files
-from experiments.records.bundle_reader import verify_bundle
-from experiments.records.earlier_release import JUDGED, LAST_RECEIPT, EarlierBundle, is_earlier
-from experiments.records.receipt_check import SignedReceipt, verify_signed
-from experiments.reporting import wording
-from model.measurements import StepTrace
-from service.cli import completion
-from service.cli.arguments import ablation_id, trial_id
-from service.cli.output import JsonOption, err, guarded, out, print_json, print_text
-from service.client.api import Client, ClientError
-from service.errors import ServiceError
+from ablate.experiments.block_numbers import block_list, block_number
+from ablate.experiments.errors import BundleError, ReceiptError
+from ablate.experiments.outcomes import ExitCode
+from ablate.experiments.records.bundle import Bundle
+from ablate.experiments.records.bundle_files import MANIFEST, RECEIPT, is_bundle, read_bundle_files
+from ablate.experiments.records.bundle_reader import verify_bundle
+from ablate.experiments.records.earlier_release import JUDGED, LAST_RECEIPT, EarlierBundle, is_earlier
+from ablate.experiments.records.receipt_check import SignedReceipt, verify_signed
+from ablate.experiments.reporting import wording
+from ablate.model.measurements import StepTrace
+from ablate.service.cli import completion
+from ablate.service.cli.arguments import ablation_id, trial_id
+from ablate.service.cli.output import JsonOption, err, guarded, out, print_json, print_text
+from ablate.service.client.api import Client, ClientError
+from ablate.service.errors import ServiceError
 
 app = typer.Typer(name="receipts", help="Fetch receipts and verify them here.", no_args_is_help=True)
 
@@ -147,7 +147,7 @@ def trace(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
 ) -> None:
     """Write the profiled step of a trial over time, in the format of ui.perfetto.dev and chrome://tracing."""
-    from experiments.reporting.step_traces import chrome_trace
+    from ablate.experiments.reporting.step_traces import chrome_trace
 
     path = Path(subject)
     if path.is_file():

@@ -7,14 +7,14 @@ import typer
 from rich.console import RenderableType
 from rich.markup import escape
 
-from experiments.design.gate import show
-from experiments.design.listings import RecipePublic, public_recipes
-from experiments.reporting.terminal.terminal_table import TerminalTable, numbers, texts
-from experiments.reporting.terminal.terminal_table import names as named
-from kernels.backends import NODE_CLASSES, Lane
-from service.cli import completion
-from service.cli.arguments import rows_named
-from service.cli.output import JsonOption, guarded, out, print_json
+from ablate.experiments.design.gate import show
+from ablate.experiments.design.listings import RecipePublic, public_recipes
+from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, numbers, texts
+from ablate.experiments.reporting.terminal.terminal_table import names as named
+from ablate.kernels.backends import NODE_CLASSES, Lane
+from ablate.service.cli import completion
+from ablate.service.cli.arguments import rows_named
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
 
 app = typer.Typer()
 

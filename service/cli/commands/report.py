@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from service.cli.arguments import AblationOrBundleArgument
-from service.cli.output import JsonOption, guarded, out, print_json, print_text
-from service.cli.verdicts import CalibrationOption, report_of
-from service.stack.layout import home_files
+from ablate.service.cli.arguments import AblationOrBundleArgument
+from ablate.service.cli.output import JsonOption, guarded, out, print_json, print_text
+from ablate.service.cli.verdicts import CalibrationOption, report_of
+from ablate.service.stack.layout import home_files
 
 app = typer.Typer()
 

@@ -5,16 +5,16 @@ from typing import Annotated
 
 import typer
 
-from experiments.documents import write_whole
-from experiments.errors import SpecError, SpecProblem
-from experiments.reporting.terminal.markdown import pull_request_markdown
-from service.cli import completion
-from service.cli.arguments import CommitOption, read_spec
-from service.cli.follow import KeyOption, run_spec
-from service.cli.output import StreamOption, guarded
-from service.cli.verdicts import RequireOption, asked_of, exit_code
-from service.client.api import Client
-from service.schemas.submissions import SpecBody
+from ablate.experiments.documents import write_whole
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.reporting.terminal.markdown import pull_request_markdown
+from ablate.service.cli import completion
+from ablate.service.cli.arguments import CommitOption, read_spec
+from ablate.service.cli.follow import KeyOption, run_spec
+from ablate.service.cli.output import StreamOption, guarded
+from ablate.service.cli.verdicts import RequireOption, asked_of, exit_code
+from ablate.service.client.api import Client
+from ablate.service.schemas.submissions import SpecBody
 
 app = typer.Typer()
 
@@ -67,7 +67,7 @@ def _asked(spec: str | None, continued: str | None, commit: list[str] | None, *,
     if spec is not None or continued is None or commit:
         detail = "give a SPEC, or --continue ABLATION alone or with --yes"
         raise SpecError([SpecProblem(pointer="--continue", detail=detail, hint="ablate run --help")])
-    from service.cli.continuing import accept_price, continued_spec  # imports the judge's parts
+    from ablate.service.cli.continuing import accept_price, continued_spec  # imports the judge's parts
 
     with Client() as client:
         body = continued_spec(client, continued)

@@ -2,8 +2,8 @@
 
 import typer
 
-from experiments.design.spec import ablation_json_schema
-from service.cli.output import JsonOption, guarded, print_json
+from ablate.experiments.design.spec import ablation_json_schema
+from ablate.service.cli.output import JsonOption, guarded, print_json
 
 app = typer.Typer()
 

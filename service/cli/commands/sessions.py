@@ -6,15 +6,15 @@ import typer
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
-from experiments.reporting import wording
-from experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
-from service.cli import completion, tables
-from service.cli.arguments import SpecArgument, read_spec
-from service.cli.output import JsonOption, guarded, out, print_json, print_text
-from service.client.api import Client
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
+from ablate.service.cli import completion, tables
+from ablate.service.cli.arguments import SpecArgument, read_spec
+from ablate.service.cli.output import JsonOption, guarded, out, print_json, print_text
+from ablate.service.client.api import Client
 
 if TYPE_CHECKING:
-    from service.schemas.sessions import SessionPath, SessionPublic
+    from ablate.service.schemas.sessions import SessionPath, SessionPublic
 
 app = typer.Typer(name="sessions", help="Sessions: many proposals under one error budget.", no_args_is_help=True)
 

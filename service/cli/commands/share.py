@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from experiments.reporting import wording
-from experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
-from service.cli.arguments import AblationArgument, ablation_id
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.client.api import Client
-from service.schemas.share_links import MOST_HOURS, ShareLinkPublic
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
+from ablate.service.cli.arguments import AblationArgument, ablation_id
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.client.api import Client
+from ablate.service.schemas.share_links import MOST_HOURS, ShareLinkPublic
 
 app = typer.Typer()
 

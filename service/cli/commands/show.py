@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.block_numbers import block_index, block_number
-from service.cli import tables
-from service.cli.arguments import AblationArgument, ablation_id
-from service.cli.output import JsonOption, guarded, out, print_json_list
-from service.client.api import Client
+from ablate.experiments.block_numbers import block_index, block_number
+from ablate.service.cli import tables
+from ablate.service.cli.arguments import AblationArgument, ablation_id
+from ablate.service.cli.output import JsonOption, guarded, out, print_json_list
+from ablate.service.client.api import Client
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,6 +46,8 @@ def show_(
 
 def _kernels(client: Client, name: str) -> "list[RenderableType]":
     """Return the tables of kernels in the verdict."""
-    from service.cli import verdict_tables  # imports the statistics, which other uses of this command do not need
+    from ablate.service.cli import (
+        verdict_tables,  # imports the statistics, which other uses of this command do not need
+    )
 
     return verdict_tables.kernels(client.ablations.verdict(name))

@@ -2,10 +2,10 @@
 
 import typer
 
-from service.cli.arguments import CommitOption, SpecArgument, read_spec
-from service.cli.follow import KeyOption, print_accepted
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.client.api import Client
+from ablate.service.cli.arguments import CommitOption, SpecArgument, read_spec
+from ablate.service.cli.follow import KeyOption, print_accepted
+from ablate.service.cli.output import JsonOption, guarded, out, print_json
+from ablate.service.client.api import Client
 
 app = typer.Typer()
 

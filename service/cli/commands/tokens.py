@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from experiments.reporting import wording
-from experiments.reporting.terminal.terminal_table import TerminalTable, names, texts
-from service.cli import completion
-from service.cli.arguments import GraceOption, ReasonOption
-from service.cli.output import JsonOption, guarded, out, print_json, print_secret
-from service.client.api import Client
-from service.schemas.tokens import Identity, TokenList, TokenPublic
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, names, texts
+from ablate.service.cli import completion
+from ablate.service.cli.arguments import GraceOption, ReasonOption
+from ablate.service.cli.output import JsonOption, guarded, out, print_json, print_secret
+from ablate.service.client.api import Client
+from ablate.service.schemas.tokens import Identity, TokenList, TokenPublic
 
 app = typer.Typer(name="tokens", help="Tokens of people and programs.", no_args_is_help=True)
 

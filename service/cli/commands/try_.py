@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from experiments.errors import SpecError, SpecProblem
-from experiments.outcomes import PROPOSAL_EXIT_CODES, AblationState, ExitCode, ProposalOutcome
-from service.cli import completion
-from service.cli.arguments import is_spec, print_packed, read_spec
-from service.cli.follow import KeyOption, follow, print_accepted
-from service.cli.output import JsonOption, err, guarded, out, print_json
-from service.client.api import Client
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.outcomes import PROPOSAL_EXIT_CODES, AblationState, ExitCode, ProposalOutcome
+from ablate.service.cli import completion
+from ablate.service.cli.arguments import is_spec, print_packed, read_spec
+from ablate.service.cli.follow import KeyOption, follow, print_accepted
+from ablate.service.cli.output import JsonOption, err, guarded, out, print_json
+from ablate.service.client.api import Client
 
 if TYPE_CHECKING:
-    from service.schemas.sessions import ProposalAccepted, SessionPath
-    from service.schemas.submissions import SpecBody
+    from ablate.service.schemas.sessions import ProposalAccepted, SessionPath
+    from ablate.service.schemas.submissions import SpecBody
 
 app = typer.Typer()
 
@@ -71,11 +71,11 @@ def try_(
 
 def _of_command(path: "SessionPath", command: Sequence[str]) -> "SpecBody":
     """Return the incumbent's spec with the command as its variant. Raises SpecError."""
-    from experiments.design.aa_spec import CONTENT_TYPE
-    from experiments.design.load import load_values
-    from experiments.design.workload import ARCHIVE
-    from experiments.outcomes import BASELINE
-    from service.schemas.submissions import SpecBody
+    from ablate.experiments.design.aa_spec import CONTENT_TYPE
+    from ablate.experiments.design.load import load_values
+    from ablate.experiments.design.workload import ARCHIVE
+    from ablate.experiments.outcomes import BASELINE
+    from ablate.service.schemas.submissions import SpecBody
 
     values = load_values(path.spec.encode(), CONTENT_TYPE)
     workload: dict[str, Any] = values["workload"]
@@ -123,7 +123,9 @@ def _answer(client: Client, accepted: "ProposalAccepted", *, as_json: bool) -> P
         print_json({"outcome": outcome, "proposal": proposal, "session": plain, "verdict": verdict})
         return outcome
     if verdict is not None:
-        from service.cli import verdict_tables  # imports the statistics, which the rest of this command does not need
+        from ablate.service.cli import (
+            verdict_tables,  # imports the statistics, which the rest of this command does not need
+        )
 
         console.print(verdict_tables.verdict(verdict))
     then = "it is the incumbent now" if outcome is ProposalOutcome.KEEP else "the incumbent stays"

@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from experiments.reporting.terminal.markdown import pull_request_markdown
-from service.cli import verdict_tables
-from service.cli.arguments import AblationOrBundleArgument
-from service.cli.output import JsonOption, guarded, out, print_json, print_text
-from service.cli.verdicts import CalibrationOption, RequireOption, asked_of, exit_code, verdict_of
+from ablate.experiments.reporting.terminal.markdown import pull_request_markdown
+from ablate.service.cli import verdict_tables
+from ablate.service.cli.arguments import AblationOrBundleArgument
+from ablate.service.cli.output import JsonOption, guarded, out, print_json, print_text
+from ablate.service.cli.verdicts import CalibrationOption, RequireOption, asked_of, exit_code, verdict_of
 
 app = typer.Typer()
 

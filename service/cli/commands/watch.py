@@ -2,10 +2,10 @@
 
 import typer
 
-from service.cli.arguments import AblationArgument, ablation_id
-from service.cli.follow import follow_to_end
-from service.cli.output import StreamOption, guarded
-from service.client.api import Client
+from ablate.service.cli.arguments import AblationArgument, ablation_id
+from ablate.service.cli.follow import follow_to_end
+from ablate.service.cli.output import StreamOption, guarded
+from ablate.service.client.api import Client
 
 app = typer.Typer()
 

@@ -20,14 +20,14 @@ from sqlalchemy import (
     union_all,
 )
 
-from experiments.outcomes import AblationState, BlockState, Outcome, TrialState
-from service.errors import AblationOver, NotFound
-from service.lifecycle import OVER
-from service.store.blocks.attempts import WITHOUT_RESULT
-from service.store.blocks.completion import cancel_blocks, complete_if_done, lock_waiting
-from service.store.blocks.transitions import Transitions, lock_ablation
-from service.store.nodes.nodes import runs_now
-from service.store.tables import ablations, attempts, blocks, events, labels, nodes, receipts, trials
+from ablate.experiments.outcomes import AblationState, BlockState, Outcome, TrialState
+from ablate.service.errors import AblationOver, NotFound
+from ablate.service.lifecycle import OVER
+from ablate.service.store.blocks.attempts import WITHOUT_RESULT
+from ablate.service.store.blocks.completion import cancel_blocks, complete_if_done, lock_waiting
+from ablate.service.store.blocks.transitions import Transitions, lock_ablation
+from ablate.service.store.nodes.nodes import runs_now
+from ablate.service.store.tables import ablations, attempts, blocks, events, labels, nodes, receipts, trials
 
 
 def last_event(connection: Connection, ablation_id: str | None = None) -> int:

@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, exists, func, literal, null, or_, select
 
-from experiments.analysis.verdicts import Cause, Verdict
-from experiments.design.plan import question_digest
-from experiments.design.spec import MIN_BLOCKS
-from experiments.outcomes import AblationState, BlockState, FailureClass
-from experiments.records.circumstances import (
+from ablate.experiments.analysis.verdicts import Cause, Verdict
+from ablate.experiments.design.plan import question_digest
+from ablate.experiments.design.spec import MIN_BLOCKS
+from ablate.experiments.outcomes import AblationState, BlockState, FailureClass
+from ablate.experiments.records.circumstances import (
     REGISTERED,
     CarriedPlan,
     Circumstances,
@@ -19,10 +19,10 @@ from experiments.records.circumstances import (
     EarlierAblation,
     Family,
 )
-from service.lifecycle import OVER
-from service.store.access import keys
-from service.store.blocks.attempts import broken_attempts
-from service.store.tables import ablations, blocks, questions, registered_plans, registered_questions, rfc3339
+from ablate.service.lifecycle import OVER
+from ablate.service.store.access import keys
+from ablate.service.store.blocks.attempts import broken_attempts
+from ablate.service.store.tables import ablations, blocks, questions, registered_plans, registered_questions, rfc3339
 
 _MOMENT = func.coalesce(registered_plans.c.registered_at, ablations.c.created_at).label("moment")
 """When a question was asked: a plan that ran elsewhere counts since its registration."""

@@ -10,13 +10,22 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, text, update
 
-from experiments.design.workload import without_archives
-from experiments.errors import SpecError, SpecProblem
-from experiments.outcomes import AttemptState
-from service.errors import CodeStorageFull, NotFound, NotOwner, StaleToken
-from service.principals import Principal, Scope
-from service.store.session import Store
-from service.store.tables import ablations, attempts, blocks, code_archives, code_owners, code_pieces, code_uses, db_now
+from ablate.experiments.design.workload import without_archives
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.outcomes import AttemptState
+from ablate.service.errors import CodeStorageFull, NotFound, NotOwner, StaleToken
+from ablate.service.principals import Principal, Scope
+from ablate.service.store.session import Store
+from ablate.service.store.tables import (
+    ablations,
+    attempts,
+    blocks,
+    code_archives,
+    code_owners,
+    code_pieces,
+    code_uses,
+    db_now,
+)
 
 _UPLOAD_LOCK = 0x41424C43
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")

@@ -5,13 +5,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
-from experiments.analysis.noise.history import BaselineRun
-from experiments.design.load import parse_spec
-from experiments.errors import SpecError
-from experiments.outcomes import BASELINE
-from experiments.records.receipts import Receipt
-from service.lifecycle import OVER
-from service.store.tables import ablations, receipts, trials
+from ablate.experiments.analysis.noise.history import BaselineRun
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.errors import SpecError
+from ablate.experiments.outcomes import BASELINE
+from ablate.experiments.records.receipts import Receipt
+from ablate.service.lifecycle import OVER
+from ablate.service.store.tables import ablations, receipts, trials
 
 MAX_ABLATIONS = 500
 """Newest ablations that are read."""

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, insert, select, update
 
-from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
-from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, BundledBlock, NodeRecord, used_up_by
-from experiments.records.messages import LogChunk
-from service.lifecycle import EventKind
-from service.store.ablations import logs
-from service.store.ablations.submissions import Submission, insert_rows
-from service.store.access import keys
-from service.store.blocks import reports
-from service.store.blocks.attempts import lock_block
-from service.store.blocks.completion import cancel_blocks, complete_if_done, lock_waiting
-from service.store.blocks.reports import VerifiedReceipt
-from service.store.blocks.transitions import Transitions
-from service.store.tables import ablations, attempts, blocks, db_now, nodes, storable
+from ablate.experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
+from ablate.experiments.records.bundle import Attempt, BrokenAttempt, Bundle, BundledBlock, NodeRecord, used_up_by
+from ablate.experiments.records.messages import LogChunk
+from ablate.service.lifecycle import EventKind
+from ablate.service.store.ablations import logs
+from ablate.service.store.ablations.submissions import Submission, insert_rows
+from ablate.service.store.access import keys
+from ablate.service.store.blocks import reports
+from ablate.service.store.blocks.attempts import lock_block
+from ablate.service.store.blocks.completion import cancel_blocks, complete_if_done, lock_waiting
+from ablate.service.store.blocks.reports import VerifiedReceipt
+from ablate.service.store.blocks.transitions import Transitions
+from ablate.service.store.tables import ablations, attempts, blocks, db_now, nodes, storable
 
 _MISSING = "the imported bundles do not hold every block"
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, ScalarSelect, delete, func, insert, select, update
 
-from experiments.errors import SpecProblem
-from experiments.records.messages import LogChunk
-from service.errors import Invalid, NotFound
-from service.lifecycle import TRIAL_OVER
-from service.store.blocks.attempts import LockedAttempt
-from service.store.tables import ablations, attempts, db_now, log_chunks, rfc3339, trials
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.records.messages import LogChunk
+from ablate.service.errors import Invalid, NotFound
+from ablate.service.lifecycle import TRIAL_OVER
+from ablate.service.store.blocks.attempts import LockedAttempt
+from ablate.service.store.tables import ablations, attempts, db_now, log_chunks, rfc3339, trials
 
 PAGE_BYTES = 4 * 2**20
 """Most bytes in one response."""

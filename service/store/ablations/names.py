@@ -5,10 +5,10 @@ If several ablations have the name, it means the newest.
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
-from experiments.design.problems import nearest
-from service.errors import Ambiguous, NotFound
-from service.principals import SERVICE
-from service.store.tables import ablations
+from ablate.experiments.design.problems import nearest
+from ablate.service.errors import Ambiguous, NotFound
+from ablate.service.principals import SERVICE
+from ablate.service.store.tables import ablations
 
 LATEST = "latest"
 _SHOWN = 6

@@ -2,13 +2,13 @@
 
 from sqlalchemy import Connection
 
-from experiments.analysis.sizing import budget_problems
-from experiments.design.plan import Plan
-from experiments.design.spec import AblationSpec
-from experiments.errors import SpecError
-from experiments.reporting import wording
-from service.store.ablations.ablations import mean_trial_s
-from service.store.nodes.calibrations import read_sizing
+from ablate.experiments.analysis.sizing import budget_problems
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.errors import SpecError
+from ablate.experiments.reporting import wording
+from ablate.service.store.ablations.ablations import mean_trial_s
+from ablate.service.store.nodes.calibrations import read_sizing
 
 
 def expected_device_minutes(connection: Connection, plan: Plan) -> float | None:

@@ -5,14 +5,14 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from experiments.design.plan import questions
-from experiments.records.circumstances import Countersignature
-from experiments.records.plan_file import PlanFile, countersign
-from service.errors import ImportedOtherwise
-from service.store.ablations.circumstances import family_of
-from service.store.access import keys
-from service.store.session import Store
-from service.store.tables import db_now, registered_plans, registered_questions, rfc3339
+from ablate.experiments.design.plan import questions
+from ablate.experiments.records.circumstances import Countersignature
+from ablate.experiments.records.plan_file import PlanFile, countersign
+from ablate.service.errors import ImportedOtherwise
+from ablate.service.store.ablations.circumstances import family_of
+from ablate.service.store.access import keys
+from ablate.service.store.session import Store
+from ablate.service.store.tables import db_now, registered_plans, registered_questions, rfc3339
 
 
 def register(store: Store, file: PlanFile, *, by: str) -> Countersignature:

@@ -21,11 +21,11 @@ from sqlalchemy import (
     union_all,
 )
 
-from experiments.outcomes import AblationState, BlockState
-from service.store.access.tokens import has_revoked_key
-from service.store.blocks.turns import WAITS
-from service.store.nodes.placement import Needs, may_run_again
-from service.store.tables import SILENT_S, ablations, attempts, blocks, db_now, nodes
+from ablate.experiments.outcomes import AblationState, BlockState
+from ablate.service.store.access.tokens import has_revoked_key
+from ablate.service.store.blocks.turns import WAITS
+from ablate.service.store.nodes.placement import Needs, may_run_again
+from ablate.service.store.tables import SILENT_S, ablations, attempts, blocks, db_now, nodes
 
 _PACE_OF = 20
 """Ablations whose blocks give the pace: so many completed and so many running ones, the newest."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, select
 
-from service.errors import QuotaUsedUp
-from service.lifecycle import OVER
-from service.principals import Principal
-from service.store.nodes.placement import BUSY_DEVICES
-from service.store.tables import ablations, attempts, blocks, db_now, tokens
+from ablate.service.errors import QuotaUsedUp
+from ablate.service.lifecycle import OVER
+from ablate.service.principals import Principal
+from ablate.service.store.nodes.placement import BUSY_DEVICES
+from ablate.service.store.tables import ablations, attempts, blocks, db_now, tokens
 
 _NOW = case((blocks.c.lease_until < db_now(), blocks.c.lease_until), else_=db_now())
 """A running attempt uses nothing after its lease."""

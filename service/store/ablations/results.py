@@ -5,20 +5,20 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, select, update
 
-from experiments.analysis.verdicts import Verdict
-from experiments.design.plan import Plan
-from experiments.outcomes import AblationState, Outcome, TrialState
-from experiments.records.receipts import Receipt
-from experiments.reporting.verdict_layout import short_answer
-from experiments.reporting.view import AblationView, TrialView
-from service.lifecycle import OVER, TRIAL_OVER, EventKind, OutboxKind
-from service.schemas.submissions import SpecBody
-from service.store import outbox
-from service.store.ablations import sessions
-from service.store.ablations.ablations import get_whole
-from service.store.blocks.completion import NOT_SHOWN, failed_reason
-from service.store.blocks.transitions import Transitions, lock_ablation
-from service.store.tables import ablations, blocks, receipts, rfc3339, trials
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.outcomes import AblationState, Outcome, TrialState
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting.verdict_layout import short_answer
+from ablate.experiments.reporting.view import AblationView, TrialView
+from ablate.service.lifecycle import OVER, TRIAL_OVER, EventKind, OutboxKind
+from ablate.service.schemas.submissions import SpecBody
+from ablate.service.store import outbox
+from ablate.service.store.ablations import sessions
+from ablate.service.store.ablations.ablations import get_whole
+from ablate.service.store.blocks.completion import NOT_SHOWN, failed_reason
+from ablate.service.store.blocks.transitions import Transitions, lock_ablation
+from ablate.service.store.tables import ablations, blocks, receipts, rfc3339, trials
 
 _REPORTED = ablations.c.report_html.is_not(None).label("reported")
 

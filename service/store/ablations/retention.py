@@ -5,7 +5,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
-from service.store.session import Store
+from ablate.service.store.session import Store
 
 REST_S = 600.0
 """Pause after a round that found nothing to drop."""

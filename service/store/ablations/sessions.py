@@ -10,16 +10,16 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from experiments.analysis.proposals import outcome_of, with_kept
-from experiments.analysis.verdicts import Verdict
-from experiments.design.problems import nearest
-from experiments.design.spec import AblationSpec
-from experiments.design.verdict_rule import MAX_KEPT
-from experiments.outcomes import AblationState, ProposalOutcome
-from service.errors import NameTaken, NotFound, NotOwner, SessionBusy, SessionClosed
-from service.principals import Principal, Scope
-from service.store.ablations.submissions import Submission
-from service.store.tables import ablations, db_now, proposals, sessions
+from ablate.experiments.analysis.proposals import outcome_of, with_kept
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.problems import nearest
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.verdict_rule import MAX_KEPT
+from ablate.experiments.outcomes import AblationState, ProposalOutcome
+from ablate.service.errors import NameTaken, NotFound, NotOwner, SessionBusy, SessionClosed
+from ablate.service.principals import Principal, Scope
+from ablate.service.store.ablations.submissions import Submission
+from ablate.service.store.tables import ablations, db_now, proposals, sessions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,23 +11,23 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from experiments.design.kinds.command import sent_code
-from experiments.design.plan import Plan
-from experiments.design.plan import questions as question_digests
-from experiments.design.spec import AblationSpec
-from experiments.outcomes import AblationState, BlockState, TrialState
-from experiments.records.calibration import Sizing
-from experiments.records.identity import BlockIds, new_block_ids
-from experiments.system.logs import current_request_id
-from service.errors import IdempotencyMismatch, ServiceError
-from service.lifecycle import EventKind, OutboxKind
-from service.store import outbox
-from service.store.ablations import code_archives
-from service.store.blocks.transitions import Transitions
-from service.store.blocks.turns import reached
-from service.store.nodes.calibrations import read_sizing
-from service.store.nodes.placement import Needs
-from service.store.tables import ablations, blocks, db_now, idempotency, labels, questions, trials
+from ablate.experiments.design.kinds.command import sent_code
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.plan import questions as question_digests
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.outcomes import AblationState, BlockState, TrialState
+from ablate.experiments.records.calibration import Sizing
+from ablate.experiments.records.identity import BlockIds, new_block_ids
+from ablate.experiments.system.logs import current_request_id
+from ablate.service.errors import IdempotencyMismatch, ServiceError
+from ablate.service.lifecycle import EventKind, OutboxKind
+from ablate.service.store import outbox
+from ablate.service.store.ablations import code_archives
+from ablate.service.store.blocks.transitions import Transitions
+from ablate.service.store.blocks.turns import reached
+from ablate.service.store.nodes.calibrations import read_sizing
+from ablate.service.store.nodes.placement import Needs
+from ablate.service.store.tables import ablations, blocks, db_now, idempotency, labels, questions, trials
 
 
 @dataclass(frozen=True, kw_only=True)

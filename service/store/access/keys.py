@@ -4,13 +4,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from experiments.outcomes import BlockState
-from experiments.records.circumstances import BlockSigner
-from experiments.records.messages import NodeRegistration
-from experiments.records.receipt_check import BlockSignature
-from experiments.records.signing import Signature, Signer
-from service.errors import KeyRefused, NotFound
-from service.store.tables import attempts, blocks, db_now, node_keys, nodes, receipts, service_keys, trials
+from ablate.experiments.outcomes import BlockState
+from ablate.experiments.records.circumstances import BlockSigner
+from ablate.experiments.records.messages import NodeRegistration
+from ablate.experiments.records.receipt_check import BlockSignature
+from ablate.experiments.records.signing import Signature, Signer
+from ablate.service.errors import KeyRefused, NotFound
+from ablate.service.store.tables import attempts, blocks, db_now, node_keys, nodes, receipts, service_keys, trials
 
 
 def block_signature(connection: Connection, trial_id: str) -> BlockSignature | None:

@@ -7,12 +7,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
-from experiments.ids import new_id
-from service.errors import Invalid, NotFound
-from service.lifecycle import OutboxKind
-from service.store import outbox
-from service.store.tables import ablations, db_now, notices, notifications, tokens
-from service.store.tables import outbox as outbox_rows
+from ablate.experiments.ids import new_id
+from ablate.service.errors import Invalid, NotFound
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store import outbox
+from ablate.service.store.tables import ablations, db_now, notices, notifications, tokens
+from ablate.service.store.tables import outbox as outbox_rows
 
 MOST = 10
 """Most notifications of one token."""

@@ -1,6 +1,6 @@
 """Revocations across a restore: a backup knows nothing of the keys that ended after it was made.
 
-`python -m service.store.access.revocations save FILE` writes what has ended and what counts, before the restore.
+`python -m ablate.service.store.access.revocations save FILE` writes what has ended and what counts, before the restore.
 `apply FILE` ends in the restored database what had ended. `-` is the standard stream. `ablate restore` does both.
 """
 
@@ -13,11 +13,11 @@ from pydantic import Field, ValidationError
 from sqlalchemy import Connection, Row, delete, inspect, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from experiments.documents import Frozen, write_whole
-from service.errors import ConfigurationError
-from service.settings import get_settings
-from service.store.session import Store
-from service.store.tables import node_keys, share_links, token_secrets, tokens
+from ablate.experiments.documents import Frozen, write_whole
+from ablate.service.errors import ConfigurationError
+from ablate.service.settings import get_settings
+from ablate.service.store.session import Store
+from ablate.service.store.tables import node_keys, share_links, token_secrets, tokens
 
 _STANDARD = Path("-")
 """The file that means standard output, and standard input."""
@@ -123,7 +123,7 @@ def _keys(connection: Connection, before: Revocations, *, end: bool) -> Iterator
 def main(arguments: list[str]) -> int:
     """Save or apply; return 64 for other arguments, and 1 if it is not possible."""
     if len(arguments) != 2 or arguments[0] not in ("save", "apply"):  # a verb and a file
-        sys.stderr.write("usage: python -m service.store.access.revocations save|apply FILE\n")
+        sys.stderr.write("usage: python -m ablate.service.store.access.revocations save|apply FILE\n")
         return 64
     verb, file = arguments[0], Path(arguments[1])
     try:

@@ -9,11 +9,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, insert, select, update
 
-from experiments.ids import new_id
-from service.errors import NotFound
-from service.principals import Principal
-from service.store.access.tokens import secret_digest
-from service.store.tables import ablations, db_now, share_links, tokens
+from ablate.experiments.ids import new_id
+from ablate.service.errors import NotFound
+from ablate.service.principals import Principal
+from ablate.service.store.access.tokens import secret_digest
+from ablate.service.store.tables import ablations, db_now, share_links, tokens
 
 
 def add(connection: Connection, ablation_id: str, principal: Principal, *, lasts_s: float) -> tuple[str, str]:

@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from experiments.digest import digest_bytes
-from experiments.ids import new_id
-from service.errors import ConfigurationError, Invalid, NameTaken, NotFound, NotOwner, TokenOfSettings
-from service.principals import Principal, Scope
-from service.store.tables import ablations, db_now, share_links, token_secrets, tokens
+from ablate.experiments.digest import digest_bytes
+from ablate.experiments.ids import new_id
+from ablate.service.errors import ConfigurationError, Invalid, NameTaken, NotFound, NotOwner, TokenOfSettings
+from ablate.service.principals import Principal, Scope
+from ablate.service.store.tables import ablations, db_now, share_links, token_secrets, tokens
 
 SETTINGS = "settings"
 """Creator of the tokens whose secrets are in the settings."""

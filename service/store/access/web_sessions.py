@@ -10,10 +10,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, delete, insert, select
 
-from service.principals import Scope
-from service.store.access import tokens
-from service.store.tables import db_now, token_secrets, web_sessions
-from service.store.tables import tokens as token_rows
+from ablate.service.principals import Scope
+from ablate.service.store.access import tokens
+from ablate.service.store.tables import db_now, token_secrets, web_sessions
+from ablate.service.store.tables import tokens as token_rows
 
 LINK_S = 120.0
 """Lifetime of an unused link, in seconds."""

@@ -12,18 +12,18 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, case, delete, select, update
 
-from experiments.outcomes import AblationState, AttemptState, BlockState, FailureClass, TrialState
-from experiments.records.circumstances import AttemptRecord
-from experiments.records.messages import TrialProgress
-from experiments.retries import RETRY_RULES, Break, attempt_words, may_retry, retry_wait_s
-from service.errors import Invalid, NotFound, StaleToken
-from service.lifecycle import EventKind, OutboxKind
-from service.store import outbox
-from service.store.blocks.completion import complete_if_done
-from service.store.blocks.transitions import Transitions
-from service.store.blocks.turns import join_queue
-from service.store.nodes.placement import ELSEWHERE_S, works_elsewhere
-from service.store.tables import ablations, attempts, blocks, db_now, events, has_passed, nodes, storable, trials
+from ablate.experiments.outcomes import AblationState, AttemptState, BlockState, FailureClass, TrialState
+from ablate.experiments.records.circumstances import AttemptRecord
+from ablate.experiments.records.messages import TrialProgress
+from ablate.experiments.retries import RETRY_RULES, Break, attempt_words, may_retry, retry_wait_s
+from ablate.service.errors import Invalid, NotFound, StaleToken
+from ablate.service.lifecycle import EventKind, OutboxKind
+from ablate.service.store import outbox
+from ablate.service.store.blocks.completion import complete_if_done
+from ablate.service.store.blocks.transitions import Transitions
+from ablate.service.store.blocks.turns import join_queue
+from ablate.service.store.nodes.placement import ELSEWHERE_S, works_elsewhere
+from ablate.service.store.tables import ablations, attempts, blocks, db_now, events, has_passed, nodes, storable, trials
 
 MAX_STEPS = 2**31 - 1
 AHEAD_S = 600.0

@@ -7,11 +7,11 @@ from typing import Any
 from cachetools import LRUCache, cached
 from sqlalchemy import bindparam, select
 
-from experiments.design.plan import Plan
-from experiments.digest import canonical_json, digest
-from experiments.errors import SpecProblem
-from experiments.records import identity
-from experiments.records.identity import (
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.digest import canonical_json, digest
+from ablate.experiments.errors import SpecProblem
+from ablate.experiments.records import identity
+from ablate.experiments.records.identity import (
     UNFENCED,
     UNLIMITED_S,
     AttemptLease,
@@ -22,14 +22,14 @@ from experiments.records.identity import (
     claimed_fields,
     mismatches,
 )
-from experiments.records.receipt_check import verify
-from experiments.records.signing import Signature, signature_problem
-from service.errors import Invalid
-from service.store.access import keys
-from service.store.blocks.attempts import breaks_of, find_attempt
-from service.store.blocks.reports import VerifiedReceipt
-from service.store.session import Store
-from service.store.tables import ablations, attempts, blocks, trials
+from ablate.experiments.records.receipt_check import verify
+from ablate.experiments.records.signing import Signature, signature_problem
+from ablate.service.errors import Invalid
+from ablate.service.store.access import keys
+from ablate.service.store.blocks.attempts import breaks_of, find_attempt
+from ablate.service.store.blocks.reports import VerifiedReceipt
+from ablate.service.store.session import Store
+from ablate.service.store.tables import ablations, attempts, blocks, trials
 
 _CLAIMED = (
     select(

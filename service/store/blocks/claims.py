@@ -12,16 +12,16 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from experiments.ids import new_id
-from experiments.outcomes import AblationState, AttemptState, BlockState
-from experiments.records.messages import PREPARATION_LIMIT_S
-from service.errors import NodeBusy
-from service.lifecycle import OutboxKind
-from service.store import outbox
-from service.store.blocks.transitions import Transitions
-from service.store.blocks.turns import ORDER, WAITS, lock_place, take_turn
-from service.store.nodes.placement import fits, may_run_again
-from service.store.tables import ablations, attempts, blocks, db_now, nodes
+from ablate.experiments.ids import new_id
+from ablate.experiments.outcomes import AblationState, AttemptState, BlockState
+from ablate.experiments.records.messages import PREPARATION_LIMIT_S
+from ablate.service.errors import NodeBusy
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store import outbox
+from ablate.service.store.blocks.transitions import Transitions
+from ablate.service.store.blocks.turns import ORDER, WAITS, lock_place, take_turn
+from ablate.service.store.nodes.placement import fits, may_run_again
+from ablate.service.store.tables import ablations, attempts, blocks, db_now, nodes
 
 BESIDE_TRIAL_S = 300.0
 """Time beside each trial of a block: a device to release, a report to send."""

@@ -9,14 +9,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, func, select
 
-from experiments.outcomes import BASELINE, VARIANT, AblationState, BlockState, Outcome, TrialState
-from experiments.reporting import wording
-from experiments.retries import budget_spent
-from service.lifecycle import OVER, OutboxKind
-from service.store import outbox
-from service.store.blocks.transitions import Transitions
-from service.store.nodes.placement import BUSY_DEVICES
-from service.store.tables import ablations, blocks, db_now, receipts, trials
+from ablate.experiments.outcomes import BASELINE, VARIANT, AblationState, BlockState, Outcome, TrialState
+from ablate.experiments.reporting import wording
+from ablate.experiments.retries import budget_spent
+from ablate.service.lifecycle import OVER, OutboxKind
+from ablate.service.store import outbox
+from ablate.service.store.blocks.transitions import Transitions
+from ablate.service.store.nodes.placement import BUSY_DEVICES
+from ablate.service.store.tables import ablations, blocks, db_now, receipts, trials
 
 NOT_SHOWN: dict[str, None] = {"mlflow_experiment_id": None, "mlflow_run_id": None}
 """Columns of an ablation that MLflow does not show, or not in full."""

@@ -9,13 +9,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, func, select
 
-from experiments.outcomes import AblationState, BlockState
-from service.lifecycle import OutboxKind
-from service.store import outbox
-from service.store.blocks.completion import cancel_blocks, complete_if_done
-from service.store.blocks.transitions import Transitions, lock_ablation
-from service.store.blocks.turns import join_queue
-from service.store.tables import blocks
+from ablate.experiments.outcomes import AblationState, BlockState
+from ablate.service.lifecycle import OutboxKind
+from ablate.service.store import outbox
+from ablate.service.store.blocks.completion import cancel_blocks, complete_if_done
+from ablate.service.store.blocks.transitions import Transitions, lock_ablation
+from ablate.service.store.blocks.turns import join_queue
+from ablate.service.store.tables import blocks
 
 _INDEX = blocks.c["index"].label("block_index")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, insert, update
 
-from experiments.outcomes import AttemptState, BlockState, TrialState
-from experiments.records.identity import BlockReport
-from service.errors import StaleToken
-from service.store.blocks.attempts import (
+from ablate.experiments.outcomes import AttemptState, BlockState, TrialState
+from ablate.experiments.records.identity import BlockReport
+from ablate.service.errors import StaleToken
+from ablate.service.store.blocks.attempts import (
     AttemptFailure,
     LockedAttempt,
     block_of,
@@ -27,9 +27,9 @@ from service.store.blocks.attempts import (
     lock_attempt,
     lock_block,
 )
-from service.store.blocks.completion import complete_if_done
-from service.store.blocks.transitions import Transitions
-from service.store.tables import attempts, db_now, receipts, trials
+from ablate.service.store.blocks.completion import complete_if_done
+from ablate.service.store.blocks.transitions import Transitions
+from ablate.service.store.tables import attempts, db_now, receipts, trials
 
 
 @dataclass(frozen=True, kw_only=True)

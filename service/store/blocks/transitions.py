@@ -12,10 +12,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, func, insert, select, update
 
-from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
-from service.errors import IllegalMove
-from service.lifecycle import STATE_EVENTS, EventKind, State, check_move
-from service.store.tables import ablations, attempts, blocks, db_now, events, trials
+from ablate.experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
+from ablate.service.errors import IllegalMove
+from ablate.service.lifecycle import STATE_EVENTS, EventKind, State, check_move
+from ablate.service.store.tables import ablations, attempts, blocks, db_now, events, trials
 
 _TABLES: dict[type[StrEnum], Table] = {
     AblationState: ablations,

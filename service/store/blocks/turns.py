@@ -10,10 +10,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, case, func, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from service.errors import AblationOver
-from service.lifecycle import OVER, EventKind
-from service.store.blocks.transitions import Transitions
-from service.store.tables import ablations, turns
+from ablate.service.errors import AblationOver
+from ablate.service.lifecycle import OVER, EventKind
+from ablate.service.store.blocks.transitions import Transitions
+from ablate.service.store.tables import ablations, turns
 
 ORDER: tuple[ColumnElement[Any], ...] = (ablations.c.priority.desc(), ablations.c.turn, ablations.c.id)
 """The order of ablations of one node class; the blocks of one go by index."""

@@ -4,17 +4,17 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, insert, select
 
-from experiments.analysis.noise.admission import admission_of, keep_ledger, mending_command
-from experiments.analysis.noise.calibrate import calibrate_all
-from experiments.analysis.sizing import SeedSpread, size_by_seeds, size_of, spreads_in, workload_of
-from experiments.analysis.verdicts import Verdict
-from experiments.design.plan import Plan
-from experiments.design.spec import AblationSpec
-from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger, Sizing
-from experiments.records.circumstances import Admission
-from experiments.records.receipts import Receipt
-from experiments.records.signing import Signature
-from service.store.tables import aa_blocks, ablations, attempts, blocks, receipts
+from ablate.experiments.analysis.noise.admission import admission_of, keep_ledger, mending_command
+from ablate.experiments.analysis.noise.calibrate import calibrate_all
+from ablate.experiments.analysis.sizing import SeedSpread, size_by_seeds, size_of, spreads_in, workload_of
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger, Sizing
+from ablate.experiments.records.circumstances import Admission
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.records.signing import Signature
+from ablate.service.store.tables import aa_blocks, ablations, attempts, blocks, receipts
 
 _LATEST = 20
 """Ablations whose seeds size a loss."""

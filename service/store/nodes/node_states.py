@@ -11,12 +11,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
-from experiments.design.problems import nearest
-from experiments.outcomes import AttemptState
-from experiments.records.messages import DeviceHealth
-from experiments.retries import SPEAKS_AGAINST_NODE
-from service.errors import NotFound
-from service.store.tables import ablations, attempts, db_now, has_passed, nodes, storable
+from ablate.experiments.design.problems import nearest
+from ablate.experiments.outcomes import AttemptState
+from ablate.experiments.records.messages import DeviceHealth
+from ablate.experiments.retries import SPEAKS_AGAINST_NODE
+from ablate.service.errors import NotFound
+from ablate.service.store.tables import ablations, attempts, db_now, has_passed, nodes, storable
 
 _ENDED = tuple(state for state in AttemptState if state is not AttemptState.RUNNING)
 _LOOK_BACK = 30

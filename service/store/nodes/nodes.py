@@ -8,15 +8,15 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
 
-from experiments.ids import id_pattern, new_id
-from experiments.outcomes import BlockState, TrialState
-from experiments.records.messages import NodeRegistration
-from service.errors import Forbidden, NodeTaken, NotFound
-from service.lifecycle import EventKind
-from service.principals import Principal
-from service.store.access.tokens import has_revoked_key
-from service.store.nodes.placement import BUSY_DEVICES, back_ends_that_failed, lanes_that_ran
-from service.store.tables import SILENT_S, ablations, attempts, blocks, db_now, events, nodes, trials
+from ablate.experiments.ids import id_pattern, new_id
+from ablate.experiments.outcomes import BlockState, TrialState
+from ablate.experiments.records.messages import NodeRegistration
+from ablate.service.errors import Forbidden, NodeTaken, NotFound
+from ablate.service.lifecycle import EventKind
+from ablate.service.principals import Principal
+from ablate.service.store.access.tokens import has_revoked_key
+from ablate.service.store.nodes.placement import BUSY_DEVICES, back_ends_that_failed, lanes_that_ran
+from ablate.service.store.tables import SILENT_S, ablations, attempts, blocks, db_now, events, nodes, trials
 
 MOST_POINTS = 400
 """Newest heartbeats of a trial that are read."""

@@ -9,13 +9,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, or_, select, true
 
-from experiments.design.gates import BACK_ENDS
-from experiments.design.kinds.program import SECRET
-from experiments.design.packages import LANE
-from experiments.design.plan import Plan
-from experiments.design.workload import COMMAND
-from kernels.backends import NODE_CLASSES, Lane
-from service.store.tables import SILENT_S, blocks, has_passed, nodes
+from ablate.experiments.design.gates import BACK_ENDS
+from ablate.experiments.design.kinds.program import SECRET
+from ablate.experiments.design.packages import LANE
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.workload import COMMAND
+from ablate.kernels.backends import NODE_CLASSES, Lane
+from ablate.service.store.tables import SILENT_S, blocks, has_passed, nodes
 
 ELSEWHERE_S = 300.0
 """How long a block that the node may have broken waits for another node, while another one takes work."""

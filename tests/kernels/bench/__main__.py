@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kernels.backends import Lane
-from kernels.errors import KernelError, KernelUnsupported
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelError, KernelUnsupported
 from tests.kernels.bench import cases, parts
 from tests.kernels.bench.cases import BenchCase
 from tests.kernels.bench.chain import CHAINS

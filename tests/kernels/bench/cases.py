@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.backends import Lane
-from kernels.mamba3_mimo.problem import Case
+from ablate.kernels.backends import Lane
+from ablate.kernels.mamba3_mimo.problem import Case
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from kernels.errors import KernelUnsupported
+from ablate.kernels.errors import KernelUnsupported
 from tests.kernels.accuracy import poisoned_buffers
 
 WIDTHS = (64, 128)

@@ -8,9 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from kernels.backends import Lane
-from kernels.errors import KernelError
-from kernels.mamba3_mimo.problem import Case
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelError
+from ablate.kernels.mamba3_mimo.problem import Case
 from tests.kernels.bench.cases import BenchCase
 from tests.kernels.bench.lane_process import lane_process
 

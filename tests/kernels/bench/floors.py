@@ -8,7 +8,7 @@ kernels/mamba3_mimo/cuda/shape.py.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kernels.mamba3_mimo.cuda.shape import ScanShape
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape
 
 LAUNCHES = {"f2_pass_states": 2, "b4_reduce_heads": 2}
 """Kernels that a forward and backward pass launches twice: forwards and in reverse, or for q and k."""

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from kernels.backends import Lane
-from kernels.errors import KernelError, KernelUnsupported
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelError, KernelUnsupported
 from tests.kernels.bench.work import Worker
 
 _END_PATIENCE_S = 10.0

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kernels.backends import Lane
-from kernels.errors import KernelError
-from kernels.mamba3_mimo.cuda.host.lengths import choose_walk, walk_length
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant, padded_angles
-from kernels.scan_switches import ScanFact
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelError
+from ablate.kernels.mamba3_mimo.cuda.host.lengths import choose_walk, walk_length
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant, padded_angles
+from ablate.kernels.scan_switches import ScanFact
+from ablate.workers.environment_variables import visible_gpus
 from tests.kernels.accuracy import Errors
 from tests.kernels.bench import chain as chains
 from tests.kernels.bench.cases import BenchCase
@@ -19,7 +20,6 @@ from tests.kernels.bench.floors import floors, whole_pass
 from tests.kernels.bench.lane_process import LaneProcess
 from tests.kernels.bench.report import TOGETHER, AccuracyRow, ChainRow, KernelRow, SpeedRow, Times
 from tests.kernels.bench.runs import PASSES, Passes
-from workers.environment_variables import visible_gpus
 
 PROFILER_SUFFIX = "_kernel"
 KERNEL_RUNS = 5

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 
-from kernels.backends import Lane
+from ablate.kernels.backends import Lane
 from tests.kernels.accuracy import Errors
 from tests.kernels.bench import chain
 from tests.kernels.bench.report import (

@@ -6,7 +6,7 @@ from statistics import median
 
 from pydantic import BaseModel, ConfigDict
 
-from kernels.facts import Fact
+from ablate.kernels.facts import Fact
 from tests.kernels.accuracy import Errors
 
 SCHEMA = 2

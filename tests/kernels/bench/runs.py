@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kernels.backends import Lane
-from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo import mamba3_mimo, peer
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo import mamba3_mimo, peer
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
+from ablate.kernels.scan_switches import ScanSwitches
 
 Passes: TypeAlias = Literal["forward", "both"]
 Run: TypeAlias = Callable[[], tuple[Tensor, ...]]

@@ -11,14 +11,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from kernels import facts
-from kernels.backends import Lane
-from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo import criterion, peer
-from kernels.mamba3_mimo.criterion import Results, Yardstick
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs, scanned
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels import facts
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo import criterion, peer
+from ablate.kernels.mamba3_mimo.criterion import Results, Yardstick
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs, scanned
+from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels.accuracy import Errors, compare, compare_rows, poisoned_buffers
 from tests.kernels.bench import chain, runs, timing
 from tests.kernels.bench.chain import ChainCase

@@ -12,10 +12,10 @@ from itertools import count
 from random import Random
 from typing import Any, get_args
 
-from kernels.mamba3_mimo.cuda.host.lengths import choose_walk, walk_length
-from kernels.mamba3_mimo.cuda.shape import Variant
-from kernels.mamba3_mimo.inputs import DIFFERENTIABLE
-from kernels.scan_switches import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanSwitches
+from ablate.kernels.mamba3_mimo.cuda.host.lengths import choose_walk, walk_length
+from ablate.kernels.mamba3_mimo.cuda.shape import Variant
+from ablate.kernels.mamba3_mimo.inputs import DIFFERENTIABLE
+from ablate.kernels.scan_switches import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanSwitches
 from tests.kernels.fuzz.problems import ALLOWED, Cuts, Decay, Layout, ScanProblem
 
 HEADS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 33)

@@ -1,15 +1,15 @@
 """Refusal and kernels of a problem, known before it runs."""
 
-from kernels import facts
-from kernels.backends import Lane
-from kernels.errors import KernelError
-from kernels.mamba3_mimo import supports
-from kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
-from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, for_any_size, needed
-from kernels.mamba3_mimo.cuda.host.op import dtype_refusal
-from kernels.mamba3_mimo.cuda.host.scan import Scan
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
-from kernels.scan_switches import ScanFact, ScanSwitches
+from ablate.kernels import facts
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelError
+from ablate.kernels.mamba3_mimo import supports
+from ablate.kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import Direction, build, for_any_size, needed
+from ablate.kernels.mamba3_mimo.cuda.host.op import dtype_refusal
+from ablate.kernels.mamba3_mimo.cuda.host.scan import Scan
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.scan_switches import ScanFact, ScanSwitches
 from tests.kernels.fuzz.problems import ScanProblem
 from tests.kernels.fuzz.tensors import shapes_only
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
+from ablate.kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
 from tests.kernels.fuzz.problems import Layout, ScanProblem
 
 OPERANDS = ("q", "k", "v", "z")

@@ -12,13 +12,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from kernels import facts
-from kernels.errors import KernelError
-from kernels.mamba3_mimo import criterion
-from kernels.mamba3_mimo.criterion import Results
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.problem import scanned
-from kernels.scan_switches import ScanFact, ScanSwitches
+from ablate.kernels import facts
+from ablate.kernels.errors import KernelError
+from ablate.kernels.mamba3_mimo import criterion
+from ablate.kernels.mamba3_mimo.criterion import Results
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.problem import scanned
+from ablate.kernels.scan_switches import ScanFact, ScanSwitches
 from tests.kernels.accuracy import poisoned_buffers
 from tests.kernels.fuzz import planning, tensors
 from tests.kernels.fuzz.outcomes import Ending, FuzzOutcome, failed

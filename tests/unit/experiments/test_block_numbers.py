@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from experiments.block_numbers import block_index, block_list, block_name, block_number, place_number
+from ablate.experiments.block_numbers import block_index, block_list, block_name, block_number, place_number
 from tests.architecture.pages import ROOT
 
 OWN = "experiments/block_numbers.py"

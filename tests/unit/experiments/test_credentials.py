@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.credentials import credential, credentials_in, form_of
-from experiments.design.load import parse_spec
-from experiments.errors import SpecError
+from ablate.experiments.credentials import credential, credentials_in, form_of
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.errors import SpecError
 from tests.factories import command_values as values
 from tests.unit.experiments.design.test_command_spec import parse
 

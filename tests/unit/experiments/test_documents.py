@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from experiments.digest import digest
-from experiments.documents import Frozen, first_problem, move_aside, seal, seal_problem, write_whole
+from ablate.experiments.digest import digest
+from ablate.experiments.documents import Frozen, first_problem, move_aside, seal, seal_problem, write_whole
 
 
 class Part(Frozen):

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from experiments.ids import RULES, id_pattern, new_id, new_ids, node_name_problem, own_node_name
+from ablate.experiments.ids import RULES, id_pattern, new_id, new_ids, node_name_problem, own_node_name
 
 
 def test_new_ids_grow_are_distinct_and_match_the_pattern() -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from experiments.kernel_pattern import MAX_PATTERN, KernelPattern, PatternError, nearest_names
+from ablate.experiments.kernel_pattern import MAX_PATTERN, KernelPattern, PatternError, nearest_names
 
 LETTERS = "ab_1"
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.outcomes import FailureClass
-from experiments.retries import (
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.retries import (
     FINAL_WHEN_REPEATED,
     FINAL_WITH_RECEIPT,
     RETRY_RULES,

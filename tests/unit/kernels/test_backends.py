@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from kernels.backends import NODE_CLASSES, Lane, NodeClass, device_refusal
+from ablate.kernels.backends import NODE_CLASSES, Lane, NodeClass, device_refusal
 
 
 def test_lane_refusal_none_for_every_implemented_lane():
@@ -49,7 +49,7 @@ def test_h100_fits_those_that_reach_its_peak(name, fits):
 
 
 def test_backends_import_needs_no_torch():
-    code = "import sys, kernels.backends, kernels.facts, kernels.errors; sys.exit('torch' in sys.modules)"
+    code = "import sys; from ablate.kernels import backends, errors, facts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

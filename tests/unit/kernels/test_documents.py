@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.documents import documents, once_per_batch, replace_documents, with_documents
+from ablate.kernels.documents import documents, once_per_batch, replace_documents, with_documents
 
 HOST = torch.device("cpu")
 

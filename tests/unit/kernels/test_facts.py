@@ -1,6 +1,6 @@
 import threading
 
-from kernels import facts
+from ablate.kernels import facts
 
 
 def test_record_outside_collect_does_nothing():

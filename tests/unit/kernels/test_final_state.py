@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.mamba3_mimo.cuda.host.final_state import Span, missing, shares
+from ablate.kernels.mamba3_mimo.cuda.host.final_state import Span, missing, shares
 
 
 def drawn(generator: torch.Generator) -> tuple[Span, torch.Tensor, torch.Tensor]:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import facts
-from kernels.backends import NODE_CLASSES, Lane, device_refusal
-from kernels.errors import KernelUnsupported, ShapeError
-from kernels.mamba3_mimo import DIFFERENTIABLE, mamba3_mimo, supports
-from kernels.mamba3_mimo.support import LANES
-from kernels.scan_switches import ScanSwitches
+from ablate.kernels import facts
+from ablate.kernels.backends import NODE_CLASSES, Lane, device_refusal
+from ablate.kernels.errors import KernelUnsupported, ShapeError
+from ablate.kernels.mamba3_mimo import DIFFERENTIABLE, mamba3_mimo, supports
+from ablate.kernels.mamba3_mimo.support import LANES
+from ablate.kernels.scan_switches import ScanSwitches
 from tests.scan_inputs import ScanSizes, random_inputs
 
 SHAPE = ScanSizes(batch=1, length=9, heads=2, groups=1, state=8, width=4, ranks=2)

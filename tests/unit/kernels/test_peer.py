@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import facts
-from kernels.backends import Lane
-from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo import peer
-from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs
+from ablate.kernels import facts
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo import peer
+from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs
 from tests.kernels.accuracy import compare
 from tests.kernels.bench import runs
 from tests.kernels.exact import reference
@@ -53,10 +53,10 @@ def mamba_mimo_forward_varlen(q, k, v, segsum=None, chunk_size=16):
 mamba_mimo_bwd_combined_varlen = mamba_mimo_forward_varlen
 
 
-from kernels import facts
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import cumulated_angles, psiv, state_turned_back
-from kernels.mamba3_mimo.reference import chunk_parallel
+from ablate.kernels import facts
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.operands import cumulated_angles, psiv, state_turned_back
+from ablate.kernels.mamba3_mimo.reference import chunk_parallel
 
 
 def mamba3_mimo(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out, Angles, D, Z,

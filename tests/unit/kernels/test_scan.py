@@ -2,8 +2,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from kernels.backends import Lane
-from kernels.scan_switches import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, SCHEDULES, ScanFact, ScanSwitches
+from ablate.kernels.backends import Lane
+from ablate.kernels.scan_switches import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, SCHEDULES, ScanFact, ScanSwitches
 
 
 @pytest.mark.parametrize("field", fields(ScanSwitches), ids=lambda field: field.name)
@@ -26,7 +26,7 @@ def test_defaults_are_among_the_allowed_values():
 
 
 def test_generated_kernels_have_the_switches_and_defaults_of_everybody():
-    variant = pytest.importorskip("kernels.mamba3_mimo.cuda.host.refusals")
+    variant = pytest.importorskip("ablate.kernels.mamba3_mimo.cuda.host.refusals")
     asked = {field.name: getattr(variant.Variant(), field.name) for field in fields(ScanSwitches)}
     assert ScanSwitches(**asked) == replace(ScanSwitches(), lane=Lane.CUDA)
     assert set(variant.CHUNK_SIZES) < set(CHUNK_SIZES)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from model.data.dataset import Dataset
+from ablate.model.data.dataset import Dataset
 from tests.corpora import small_dataset
 
 

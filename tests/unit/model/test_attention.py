@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from kernels import facts
-from kernels.errors import KernelUnsupported
-from model.config import AttentionConfig, HybridConfig, TrainConfig
-from model.facts import ModelFact
-from model.hybrid import build
-from model.layers.attention import ATTEND, block_mask, document_mask, rotary_tables, rotate
+from ablate.kernels import facts
+from ablate.kernels.errors import KernelUnsupported
+from ablate.model.config import AttentionConfig, HybridConfig, TrainConfig
+from ablate.model.facts import ModelFact
+from ablate.model.hybrid import build
+from ablate.model.layers.attention import ATTEND, block_mask, document_mask, rotary_tables, rotate
 
 CONFIG = HybridConfig(vocab_size=512, d_model=32, pattern="A", attention=AttentionConfig(num_heads=4))
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from model.back_end_limits import FA4_WIDTHS
-from model.layers.attention import ATTEND
+from ablate.model.back_end_limits import FA4_WIDTHS
+from ablate.model.layers.attention import ATTEND
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # packages of kernels warn about their own parts
 

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from experiments.design.gate import replace_fields
-from kernels.backends import Lane
-from kernels.errors import KernelUnsupported
-from model.back_end_limits import check_back_ends
-from model.config import AttentionConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
-from model.errors import ConfigError
-from model.hybrid import Hybrid
-from model.layers import attention, linear
+from ablate.experiments.design.gate import replace_fields
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelUnsupported
+from ablate.model.back_end_limits import check_back_ends
+from ablate.model.config import AttentionConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
+from ablate.model.errors import ConfigError
+from ablate.model.hybrid import Hybrid
+from ablate.model.layers import attention, linear
 
 BASE = TrainConfig(
     model=HybridConfig(vocab_size=300, d_model=32, mamba=MambaConfig(d_state=8, headdim=16, mimo_rank=1)),

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.design.gates import BACK_ENDS
-from model import back_ends
-from model.layers import attention
-from model.training import loss
+from ablate.experiments.design.gates import BACK_ENDS
+from ablate.model import back_ends
+from ablate.model.layers import attention
+from ablate.model.training import loss
 
 CPU = torch.device("cpu")
 

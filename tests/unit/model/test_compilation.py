@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from kernels import facts
-from kernels.backends import Lane
-from kernels.scan_switches import ScanFact, ScanSwitches
-from model.config import AttentionConfig, TrainConfig, generates_code
-from model.training.compilation import record_compilation
+from ablate.kernels import facts
+from ablate.kernels.backends import Lane
+from ablate.kernels.scan_switches import ScanFact, ScanSwitches
+from ablate.model.config import AttentionConfig, TrainConfig, generates_code
+from ablate.model.training.compilation import record_compilation
 
 EAGER = TrainConfig()
 

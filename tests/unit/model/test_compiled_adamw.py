@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kernels import facts
-from model import hybrid
-from model.config import HybridConfig, MambaConfig, OptimConfig, TrainConfig
-from model.errors import ConfigError
-from model.facts import ModelFact
-from model.layers.linear import Linear
-from model.training import compiled_adamw
-from model.training.compiled_adamw import CompiledAdamW
-from model.training.optim_step import DeviceBatch, batch_loss, set_learning_rate, update
-from model.training.optimizers import adamw, optimizer_of
+from ablate.kernels import facts
+from ablate.model import hybrid
+from ablate.model.config import HybridConfig, MambaConfig, OptimConfig, TrainConfig
+from ablate.model.errors import ConfigError
+from ablate.model.facts import ModelFact
+from ablate.model.layers.linear import Linear
+from ablate.model.training import compiled_adamw
+from ablate.model.training.compiled_adamw import CompiledAdamW
+from ablate.model.training.optim_step import DeviceBatch, batch_loss, set_learning_rate, update
+from ablate.model.training.optimizers import adamw, optimizer_of
 
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from kernels.backends import Lane
-from kernels.scan_switches import ScanSwitches
-from model.config import (
+from ablate.kernels.backends import Lane
+from ablate.kernels.scan_switches import ScanSwitches
+from ablate.model.config import (
     CONTEXT_ATTENTION,
     CONTEXT_LANES,
     AttentionConfig,
@@ -19,7 +19,7 @@ from model.config import (
     check_context_parallel,
     layer_runs,
 )
-from model.errors import ConfigError
+from ablate.model.errors import ConfigError
 
 
 def test_defaults_are_legal_and_derive_sizes():
@@ -78,7 +78,7 @@ def test_illegal_value_names_field_and_allowed_values(make, field, part):
 
 
 def test_config_and_flops_import_needs_no_torch():
-    code = "import sys, model.config, model.facts, model.counts; sys.exit('torch' in sys.modules)"
+    code = "import sys, ablate.model.config, ablate.model.facts, ablate.model.counts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from model.config import DataConfig
-from model.data.corpus import check_texts, corpus_root, read_documents, split_corpus
-from model.errors import DataError
+from ablate.model.config import DataConfig
+from ablate.model.data.corpus import check_texts, corpus_root, read_documents, split_corpus
+from ablate.model.errors import DataError
 from tests.corpora import copy_headers, small_config
 
 
@@ -29,7 +29,7 @@ def names(files: tuple) -> list[str]:
 
 def test_torch_headers_are_found_without_importing_torch() -> None:
     script = (
-        "import sys; from model.config import DataConfig; from model.data.corpus import split_corpus;"
+        "import sys; from ablate.model.config import DataConfig; from ablate.model.data.corpus import split_corpus;"
         "split = split_corpus(DataConfig(max_corpus_mib=64)); assert 'torch' not in sys.modules;"
         "print(len(split.train) + len(split.val))"
     )

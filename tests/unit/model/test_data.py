@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.config import DataConfig
-from model.data import dataset as dataset_module
-from model.data.dataset import Dataset, in_turn, open_prepared, prepare
-from model.data.packing import epoch_order
-from model.errors import DataError, DatasetDamaged
+from ablate.model.config import DataConfig
+from ablate.model.data import dataset as dataset_module
+from ablate.model.data.dataset import Dataset, in_turn, open_prepared, prepare
+from ablate.model.data.packing import epoch_order
+from ablate.model.errors import DataError, DatasetDamaged
 from tests.corpora import copy_headers, small_config, small_dataset
 from tests.waiting import LIMIT_S
 
@@ -26,8 +26,8 @@ BUILD = """
 import sys
 import time
 from pathlib import Path
-from model.config import DataConfig
-from model.data.dataset import prepare
+from ablate.model.config import DataConfig
+from ablate.model.data.dataset import prepare
 config = DataConfig(corpus=sys.argv[1], seq_len=64, val_fraction=0.1)
 def report(line):
     print(line, flush=True)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from kernels import facts
-from model.facts import ModelFact
-from model.training.executed import ATTENTION_KERNELS, attest
+from ablate.kernels import facts
+from ablate.model.facts import ModelFact
+from ablate.model.training.executed import ATTENTION_KERNELS, attest
 
 NAMES = {
     "flash": ("void pytorch_flash::flash_fwd_kernel<Flash_fwd", "void pytorch_flash::flash_bwd_dot_do_o_kernel<true"),

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernels.mamba3_mimo import mamba3_mimo
-from kernels.scan_switches import ScanSwitches
-from model import counts
-from model.config import BLOCK_KINDS, AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
-from model.hybrid import build
-from model.training.loss import cross_entropy
+from ablate.kernels.mamba3_mimo import mamba3_mimo
+from ablate.kernels.scan_switches import ScanSwitches
+from ablate.model import counts
+from ablate.model.config import BLOCK_KINDS, AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
+from ablate.model.hybrid import build
+from ablate.model.training.loss import cross_entropy
 from tests.scan_inputs import ScanSizes, random_inputs
 
 MODEL = HybridConfig(

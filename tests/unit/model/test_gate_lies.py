@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.design.gate_readings import read_gates
-from experiments.design.gates import GATES, with_gates
-from kernels import facts
-from kernels import mamba3_mimo as operation
-from kernels.backends import Lane
-from kernels.mamba3_mimo import ScanInputs
-from kernels.xla_graph import Graph
-from model import hybrid
-from model.config import StepsConfig, TrainConfig
-from model.data.dataset import Dataset
-from model.facts import ModelFact
-from model.layers import attention
-from model.training import compiled_adamw, loss, mesh, traced_step, train
+from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.gates import GATES, with_gates
+from ablate.kernels import facts
+from ablate.kernels import mamba3_mimo as operation
+from ablate.kernels.backends import Lane
+from ablate.kernels.mamba3_mimo import ScanInputs
+from ablate.kernels.xla_graph import Graph
+from ablate.model import hybrid
+from ablate.model.config import StepsConfig, TrainConfig
+from ablate.model.data.dataset import Dataset
+from ablate.model.facts import ModelFact
+from ablate.model.layers import attention
+from ablate.model.training import compiled_adamw, loss, mesh, traced_step, train
 from tests.unit.model.test_train import config_for, run
 
 Plant = Callable[[pytest.MonkeyPatch], None]

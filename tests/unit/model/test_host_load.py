@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from model.training import measurement
-from model.training.measurement import HostLoad, core_times
+from ablate.model.training import measurement
+from ablate.model.training.measurement import HostLoad, core_times
 
 SPIN = "print('begun', flush=True)\nwhile True: pass"
 

@@ -5,15 +5,15 @@ from typing import get_args
 import pytest
 import torch
 
-from kernels import facts
-from kernels.errors import KernelUnsupported
-from kernels.scan_switches import ScanFact, ScanSwitches
-from model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig, NormKind, TrainConfig
-from model.errors import ConfigError
-from model.facts import ModelFact
-from model.hybrid import build
-from model.layers.linear import NORM_EPS
-from model.training.loss import cross_entropy
+from ablate.kernels import facts
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.scan_switches import ScanFact, ScanSwitches
+from ablate.model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig, NormKind, TrainConfig
+from ablate.model.errors import ConfigError
+from ablate.model.facts import ModelFact
+from ablate.model.hybrid import build
+from ablate.model.layers.linear import NORM_EPS
+from ablate.model.training.loss import cross_entropy
 
 VOCAB = 512
 PATTERNS = [*BLOCK_KINDS, "MFAF", "".join(BLOCK_KINDS)]

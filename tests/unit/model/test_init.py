@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
-from model.config import HybridConfig, MambaConfig, TrainConfig
-from model.hybrid import build
-from model.training.loss import cross_entropy
+from ablate.model.config import HybridConfig, MambaConfig, TrainConfig
+from ablate.model.hybrid import build
+from ablate.model.training.loss import cross_entropy
 
 CONFIG = TrainConfig(model=HybridConfig(vocab_size=512, d_model=64, pattern="MFAF", mamba=MambaConfig(mimo_rank=4)))
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from model.config import DataConfig
-from model.data.corpus import read_documents, split_corpus
-from model.data.joined_corpus import FILES, MAX_MIB, join, main
-from model.errors import DataError
+from ablate.model.config import DataConfig
+from ablate.model.data.corpus import read_documents, split_corpus
+from ablate.model.data.joined_corpus import FILES, MAX_MIB, join, main
+from ablate.model.errors import DataError
 
 
 def test_a_side_is_one_document_and_holds_the_text_of_that_side(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from kernels import facts
-from kernels.errors import KernelUnsupported
-from model.errors import ConfigError
-from model.facts import ModelFact
-from model.training import loss
-from model.training.loss import cross_entropy
+from ablate.kernels import facts
+from ablate.kernels.errors import KernelUnsupported
+from ablate.model.errors import ConfigError
+from ablate.model.facts import ModelFact
+from ablate.model.training import loss
+from ablate.model.training.loss import cross_entropy
 
 VOCAB, WIDTH = 96, 16
 

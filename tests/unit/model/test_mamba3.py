@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.backends import Lane
-from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo import peer
-from kernels.scan_switches import ScanSwitches
-from model.config import HybridConfig, MambaConfig, TrainConfig
-from model.hybrid import build
-from model.layers.mamba3 import InputProjection, decay_rate, use_lane
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo import peer
+from ablate.kernels.scan_switches import ScanSwitches
+from ablate.model.config import HybridConfig, MambaConfig, TrainConfig
+from ablate.model.hybrid import build
+from ablate.model.layers.mamba3 import InputProjection, decay_rate, use_lane
 from tests.kernels.oracle import Oracle
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.backends import NODE_CLASSES
-from model.errors import MeasurementError
-from model.training import measurement
-from model.training.measurement import MEASURED_DEVICES, PeakMeter
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.model.errors import MeasurementError
+from ablate.model.training import measurement
+from ablate.model.training.measurement import MEASURED_DEVICES, PeakMeter
 
 CPU = torch.device("cpu")
 MIB = 2**20

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from kernels import facts
-from model import hybrid
-from model.config import AdamWUpdate, HybridConfig, MambaConfig, OptimConfig, TrainConfig
-from model.errors import ConfigError
-from model.facts import ModelFact
-from model.training.optim_step import learning_rate, set_learning_rate, update
-from model.training.optimizers import MuonAndAdamW, adamw, decays
+from ablate.kernels import facts
+from ablate.model import hybrid
+from ablate.model.config import AdamWUpdate, HybridConfig, MambaConfig, OptimConfig, TrainConfig
+from ablate.model.errors import ConfigError
+from ablate.model.facts import ModelFact
+from ablate.model.training.optim_step import learning_rate, set_learning_rate, update
+from ablate.model.training.optimizers import MuonAndAdamW, adamw, decays
 
 MAMBA = MambaConfig(d_state=8, headdim=16, mimo_rank=2)
 

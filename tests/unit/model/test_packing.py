@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.data.packing import PackedRows, epoch_order, rows_at, segment_ids, visible_pairs, write_rows
-from model.errors import DataError
+from ablate.model.data.packing import PackedRows, epoch_order, rows_at, segment_ids, visible_pairs, write_rows
+from ablate.model.errors import DataError
 
 
 def documents(*lengths: int) -> list[np.ndarray]:

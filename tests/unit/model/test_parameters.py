@@ -7,10 +7,10 @@ from typing import get_args
 import pytest
 import torch
 
-from experiments.design.recipes import RECIPES
-from model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig, NormKind
-from model.counts import BLOCK_PARAMETERS, num_parameters
-from model.hybrid import Hybrid
+from ablate.experiments.design.recipes import RECIPES
+from ablate.model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig, NormKind
+from ablate.model.counts import BLOCK_PARAMETERS, num_parameters
+from ablate.model.hybrid import Hybrid
 
 
 def in_torch(model: HybridConfig) -> int:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from model.layers.linear import Linear
-from model.training.loss import cross_entropy
+from ablate.model.layers.linear import Linear
+from ablate.model.training.loss import cross_entropy
 
 PACKAGES = {"liger": "liger_kernel", "quack": "quack"}
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # other packages warn about their own parts

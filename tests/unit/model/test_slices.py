@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from model.config import StepsConfig
-from model.errors import ConfigError
-from model.measurements import Step
-from model.training.train import train
+from ablate.model.config import StepsConfig
+from ablate.model.errors import ConfigError
+from ablate.model.measurements import Step
+from ablate.model.training.train import train
 from tests.corpora import small_dataset
 from tests.unit.model.test_train import TINY, config_for
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.documents import documents, once_per_batch, with_documents
-from model.data.packing import Batch
-from model.training import step_graph
-from model.training.optim_step import DeviceBatch
+from ablate.kernels.documents import documents, once_per_batch, with_documents
+from ablate.model.data.packing import Batch
+from ablate.model.training import step_graph
+from ablate.model.training.optim_step import DeviceBatch
 
 ROWS, LENGTH, STEPS = 2, 12, 9
 

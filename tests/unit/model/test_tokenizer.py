@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.data import tokenizer
-from model.data.tokenizer import END_OF_TEXT, BpeTokenizer
-from model.errors import DataError
+from ablate.model.data import tokenizer
+from ablate.model.data.tokenizer import END_OF_TEXT, BpeTokenizer
+from ablate.model.errors import DataError
 from tests.corpora import copy_headers
 
 
@@ -57,7 +57,7 @@ def test_train_learns_merges_within_the_vocabulary(trained: BpeTokenizer, texts:
 def test_train_on_one_thread_gives_the_same_tokenizer(tmp_path: Path, trained: BpeTokenizer) -> None:
     copy_headers(tmp_path / "headers")
     script = (
-        "import sys; from pathlib import Path; from model.data.tokenizer import BpeTokenizer;"
+        "import sys; from pathlib import Path; from ablate.model.data.tokenizer import BpeTokenizer;"
         "folder = Path(sys.argv[1]); files = sorted((folder / 'headers').iterdir());"
         "BpeTokenizer.train([f.read_text() for f in files], vocab_size=600).save(folder / 'other.json')"
     )

@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.design.gate import Gate, GateValue, show
-from experiments.design.gate_readings import read_gates
-from experiments.design.gates import GATES, with_gates
-from kernels.backends import NODE_CLASSES, Lane
-from kernels.scan_switches import ScanFact, ScanSwitches
-from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
-from model.data.dataset import Dataset, prepare
-from model.data.packing import Batch
-from model.errors import ConfigError, DataError, NonFiniteLoss, StillCompiling
-from model.facts import ModelFact
-from model.measurements import ProfiledStep, Step
-from model.training import train as training
-from model.training.train import TrainResult, train
+from ablate.experiments.design.gate import Gate, GateValue, show
+from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.gates import GATES, with_gates
+from ablate.kernels.backends import NODE_CLASSES, Lane
+from ablate.kernels.scan_switches import ScanFact, ScanSwitches
+from ablate.model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
+from ablate.model.data.dataset import Dataset, prepare
+from ablate.model.data.packing import Batch
+from ablate.model.errors import ConfigError, DataError, NonFiniteLoss, StillCompiling
+from ablate.model.facts import ModelFact
+from ablate.model.measurements import ProfiledStep, Step
+from ablate.model.training import train as training
+from ablate.model.training.train import TrainResult, train
+from ablate.workers.built_in.training import profile_step
 from tests.corpora import small_config
 from tests.waiting import LIMIT_S
-from workers.built_in.training import profile_step
 
 TINY = TrainConfig(
     model=HybridConfig(
@@ -49,8 +49,8 @@ TINY = TrainConfig(
 TRAIN_ELSEWHERE = """
 import json, sys
 from pathlib import Path
-from model.data.dataset import prepare
-from model.training.train import train
+from ablate.model.data.dataset import prepare
+from ablate.model.training.train import train
 from tests.unit.model.test_train import config_for
 config = config_for(Path(sys.argv[1]))
 dataset = prepare(config.data, 512, cache_dir=Path(sys.argv[1]) / "cache", report=print)

@@ -8,14 +8,14 @@ import pytest
 
 pytest.importorskip("tilelang")
 
-from experiments.design.gate_readings import read_gates
-from experiments.design.gates import GATES
-from kernels.backends import Lane
-from kernels.errors import KernelUnsupported
-from kernels.scan_switches import ScanFact, ScanSwitches
-from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
-from model.data.dataset import Dataset
-from model.training.train import TrainResult, train
+from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.gates import GATES
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.scan_switches import ScanFact, ScanSwitches
+from ablate.model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
+from ablate.model.data.dataset import Dataset
+from ablate.model.training.train import TrainResult, train
 from tests.corpora import small_config, small_dataset
 from tests.kernels import scan_cases
 

@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.catalog.files import CONTENT_TYPE_OF_SUFFIX
-from experiments.design.load import parse_spec
-from experiments.errors import SpecError
-from service.cli.arguments import read_spec
-from service.cli.service_commands import app
-from service.client.settings import get_client_settings
+from ablate.experiments.catalog.files import CONTENT_TYPE_OF_SUFFIX
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.errors import SpecError
+from ablate.service.cli.arguments import read_spec
+from ablate.service.cli.service_commands import app
+from ablate.service.client.settings import get_client_settings
 
 
 def test_read_spec_takes_a_catalog_name() -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from experiments.analysis.noise.calibrate import calibrate, key_of
-from experiments.analysis.sizing import size_of
-from experiments.design.plan import make_plan
-from experiments.records.calibration import Calibration, Ledger
-from service.cli.calibrations import noise_lines
-from service.schemas.nodes import CalibrationList, CalibrationPublic
+from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
+from ablate.experiments.analysis.sizing import size_of
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.records.calibration import Calibration, Ledger
+from ablate.service.cli.calibrations import noise_lines
+from ablate.service.schemas.nodes import CalibrationList, CalibrationPublic
 from tests.calibrations import make_block, noisy_blocks
 from tests.factories import make_receipt, make_spec
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.analysis.verdicts import Cause, VariantVerdict
-from experiments.design.load import parse_spec, spec_yaml
-from experiments.design.power import alpha_of
-from experiments.errors import SpecError
-from experiments.outcomes import Decision, VerdictWord
-from service.cli.continuing import accept_price, price, with_open_variants
-from service.schemas.submissions import AskingPublic
+from ablate.experiments.analysis.verdicts import Cause, VariantVerdict
+from ablate.experiments.design.load import parse_spec, spec_yaml
+from ablate.experiments.design.power import alpha_of
+from ablate.experiments.errors import SpecError
+from ablate.experiments.outcomes import Decision, VerdictWord
+from ablate.service.cli.continuing import accept_price, price, with_open_variants
+from ablate.service.schemas.submissions import AskingPublic
 from tests.factories import spec_values
 from tests.unit.service.test_cli_show import plan_of
 

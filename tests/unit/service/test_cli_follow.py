@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from service.cli.follow import FollowedAblation
-from service.schemas.ablations import Event
-from service.schemas.nodes import NodePublic
+from ablate.service.cli.follow import FollowedAblation
+from ablate.service.schemas.ablations import Event
+from ablate.service.schemas.nodes import NodePublic
 from tests.public_rows import ablation_row, trial_row
 
 NODE: dict[str, Any] = {

@@ -2,11 +2,11 @@ import re
 
 import pytest
 
-from experiments.design.gate import show
-from experiments.design.listings import GatePublic, public_gates
-from experiments.errors import SpecError
-from kernels.backends import NODE_CLASSES
-from service.cli.commands.gates import node_classes_of, values_on, where_it_runs
+from ablate.experiments.design.gate import show
+from ablate.experiments.design.listings import GatePublic, public_gates
+from ablate.experiments.errors import SpecError
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.service.cli.commands.gates import node_classes_of, values_on, where_it_runs
 
 ROWS = public_gates()
 CLASSES = node_classes_of(ROWS)

@@ -8,11 +8,11 @@ import re
 import pytest
 from rich.console import Console
 
-from experiments.system.logs import UNSEEN
-from service.cli import tables
-from service.cli.output import err, out, print_json, print_text, show_problem
-from service.schemas.nodes import NodePublic, NodeRuns
-from service.schemas.problems import Problem, ProblemDetail
+from ablate.experiments.system.logs import UNSEEN
+from ablate.service.cli import tables
+from ablate.service.cli.output import err, out, print_json, print_text, show_problem
+from ablate.service.schemas.nodes import NodePublic, NodeRuns
+from ablate.service.schemas.problems import Problem, ProblemDetail
 from tests.public_rows import ablation_row
 
 HOSTILE = [

@@ -5,8 +5,8 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from experiments.outcomes import EXIT_CODES, Decision
-from service.cli.commands import plan, report, verdict
+from ablate.experiments.outcomes import EXIT_CODES, Decision
+from ablate.service.cli.commands import plan, report, verdict
 
 
 def said(command: object, *, columns: int = 80) -> str:

@@ -10,15 +10,15 @@ import pytest
 from rich.text import Text
 from typer.testing import CliRunner
 
-from experiments.catalog.files import catalog_names, read_catalog_file
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.design.spec import ablation_json_schema
-from experiments.errors import SpecError
-from service.cli.output import problem_lines
-from service.cli.service_commands import app
-from service.errors import title_of
-from service.schemas.problems import Problem, ProblemDetail
+from ablate.experiments.catalog.files import catalog_names, read_catalog_file
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.spec import ablation_json_schema
+from ablate.experiments.errors import SpecError
+from ablate.service.cli.output import problem_lines
+from ablate.service.cli.service_commands import app
+from ablate.service.errors import title_of
+from ablate.service.schemas.problems import Problem, ProblemDetail
 
 FIRST_SPEC = Path(__file__).resolve().parents[3] / "docs/first-spec.md"
 

@@ -6,15 +6,15 @@ import pytest
 import typer
 from rich.console import Console
 
-from experiments.errors import SpecError, SpecProblem
-from service.cli import stack_commands
-from service.cli.follow import steps_text
-from service.cli.output import guarded, problem_lines
-from service.client.api import Refused
-from service.http import links
-from service.schemas.ablations import Event
-from service.schemas.problems import Problem, ProblemDetail
-from service.stack.layout import StackFiles
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.service.cli import stack_commands
+from ablate.service.cli.follow import steps_text
+from ablate.service.cli.output import guarded, problem_lines
+from ablate.service.client.api import Refused
+from ablate.service.http import links
+from ablate.service.schemas.ablations import Event
+from ablate.service.schemas.problems import Problem, ProblemDetail
+from ablate.service.stack.layout import StackFiles
 from tests.unit.service.test_stack_layout import STATE
 
 PROBLEM = Problem(

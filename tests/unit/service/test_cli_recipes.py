@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.design.arms import Arm, resolve
-from experiments.design.gate import read_field, show
-from experiments.design.gates import GATES
-from experiments.design.listings import public_gates, public_recipes
-from experiments.design.load import parse_spec
-from experiments.design.recipes import OVERRIDES, RECIPES
-from experiments.errors import SpecError
-from kernels.backends import NODE_CLASSES
-from service.cli.commands import gates
-from service.cli.commands.gates import with_recipes
-from service.cli.commands.recipes import app
+from ablate.experiments.design.arms import Arm, resolve
+from ablate.experiments.design.gate import read_field, show
+from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.listings import public_gates, public_recipes
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.recipes import OVERRIDES, RECIPES
+from ablate.experiments.errors import SpecError
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.service.cli.commands import gates
+from ablate.service.cli.commands.gates import with_recipes
+from ablate.service.cli.commands.recipes import app
 from tests.factories import spec_values
 
 ROWS = {row.name: row for row in public_recipes()}

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from experiments.analysis.verdicts import Verdict
-from experiments.design.power import alpha_of
-from experiments.outcomes import Decision, Required, VerdictWord
-from experiments.records.calibration import Sizing
-from experiments.reporting import wording
-from experiments.reporting.verdict_layout import lay_out
-from service.cli import tables, verdict_tables
-from service.cli.verdicts import exit_code
-from service.schemas.submissions import BlockOrder, PlanPublic
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.power import alpha_of
+from ablate.experiments.outcomes import Decision, Required, VerdictWord
+from ablate.experiments.records.calibration import Sizing
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.verdict_layout import lay_out
+from ablate.service.cli import tables, verdict_tables
+from ablate.service.cli.verdicts import exit_code
+from ablate.service.schemas.submissions import BlockOrder, PlanPublic
 from tests import views
 from tests.public_rows import ablation_row, trial_row
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.outcomes import ExitCode
+from ablate.experiments.outcomes import ExitCode
 from tests import views
 from tests.cli import ablate
 from tests.factories import make_plan, make_receipt

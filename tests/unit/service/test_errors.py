@@ -1,11 +1,11 @@
 from http import HTTPStatus
 
-import service.errors
-from service.errors import NotFound, ServiceError, Unauthorized
+from ablate.service import errors
+from ablate.service.errors import NotFound, ServiceError, Unauthorized
 
 
 def _classes() -> list[type[ServiceError]]:
-    classes = [value for value in vars(service.errors).values() if isinstance(value, type)]
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
     return [value for value in classes if issubclass(value, ServiceError)]
 
 

@@ -2,9 +2,9 @@ from enum import StrEnum
 
 import pytest
 
-from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
-from service.errors import IllegalMove
-from service.lifecycle import MOVES, OVER, STATE_EVENTS, TRIAL_OVER, EventKind, check_move
+from ablate.experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
+from ablate.service.errors import IllegalMove
+from ablate.service.lifecycle import MOVES, OVER, STATE_EVENTS, TRIAL_OVER, EventKind, check_move
 
 MACHINES = (AblationState, BlockState, TrialState, AttemptState)
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from experiments.analysis.noise.calibrate import calibrate, key_of
-from experiments.design.plan import make_plan
-from experiments.records.messages import DeviceInfo
-from kernels.backends import Lane
-from kernels.mamba3_mimo import criterion
-from model import back_ends
-from model.layers import attention
-from service.cli import tables
-from service.schemas.nodes import CalibrationPublic, NodePublic
-from service.web.nodes_page import nodes_page
-from service.web.overview import calibrated
+from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.records.messages import DeviceInfo
+from ablate.kernels.backends import Lane
+from ablate.kernels.mamba3_mimo import criterion
+from ablate.model import back_ends
+from ablate.model.layers import attention
+from ablate.service.cli import tables
+from ablate.service.schemas.nodes import CalibrationPublic, NodePublic
+from ablate.service.web.nodes_page import nodes_page
+from ablate.service.web.overview import calibrated
 from tests.calibrations import noisy_blocks
 from tests.factories import make_receipt, make_spec
 

@@ -6,10 +6,10 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from experiments.catalog.files import catalog_names, read_catalog_file
-from experiments.design.load import load_values
-from experiments.design.spec import ablation_json_schema
-from service.http.openapi import _types_only
+from ablate.experiments.catalog.files import catalog_names, read_catalog_file
+from ablate.experiments.design.load import load_values
+from ablate.experiments.design.spec import ablation_json_schema
+from ablate.service.http.openapi import _types_only
 from tests.factories import command_values, spec_values
 from tests.golden.freeze_openapi import document
 

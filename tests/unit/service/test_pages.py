@@ -3,8 +3,8 @@ import re
 
 import pytest
 
-from experiments.ids import id_pattern, new_id
-from service.http.pagination import PLACE, decode_cursor, encode_cursor
+from ablate.experiments.ids import id_pattern, new_id
+from ablate.service.http.pagination import PLACE, decode_cursor, encode_cursor
 
 
 @pytest.mark.parametrize("seed", range(200))

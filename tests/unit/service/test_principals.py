@@ -1,6 +1,6 @@
 import pytest
 
-from service.principals import Scope
+from ablate.service.principals import Scope
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from service.errors import TooManyRequests
-from service.http.authentication import RateLimiter
+from ablate.service.errors import TooManyRequests
+from ablate.service.http.authentication import RateLimiter
 
 SECOND = 10**9
 
@@ -10,7 +10,7 @@ SECOND = 10**9
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, now_ns: int) -> None:
         self.now_ns = now_ns
-        monkeypatch.setattr("service.http.authentication.time.monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr("ablate.service.http.authentication.time.monotonic_ns", lambda: self.now_ns)
 
 
 def _retry_after_s(limiter: RateLimiter, token: str) -> int:

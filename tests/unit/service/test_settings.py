@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.errors import BadSetting
-from experiments.system.http_clients import HomeStack, home_stack
-from service.client.settings import ClientSettings
-from service.errors import ConfigurationError
-from service.settings import ServiceSettings, generated_secret
-from workers import environment_variables
-from workers.settings import Settings
+from ablate.experiments.errors import BadSetting
+from ablate.experiments.system.http_clients import HomeStack, home_stack
+from ablate.service.client.settings import ClientSettings
+from ablate.service.errors import ConfigurationError
+from ablate.service.settings import ServiceSettings, generated_secret
+from ablate.workers import environment_variables
+from ablate.workers.settings import Settings
 
 GOOD = "0123456789abcdef0123"
 

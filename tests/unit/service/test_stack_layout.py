@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import StackBusy, StackError
-from service.stack import broker, control, part_processes, supervisor
-from service.stack.layout import MAX_SOCKET_BYTES, StackFiles
-from service.stack.parts import LOOPBACK, check_installed, free_port
-from service.stack.state import StackState, exclusive, is_locked, read_state, write_state
-from service.stack.supervisor import check_databases
+from ablate.service.errors import StackBusy, StackError
+from ablate.service.stack import broker, control, part_processes, supervisor
+from ablate.service.stack.layout import MAX_SOCKET_BYTES, StackFiles
+from ablate.service.stack.parts import LOOPBACK, check_installed, free_port
+from ablate.service.stack.state import StackState, exclusive, is_locked, read_state, write_state
+from ablate.service.stack.supervisor import check_databases
 from tests.waiting import LIMIT_S
 
 STATE = StackState(
@@ -259,7 +259,7 @@ def test_a_long_temporary_folder_is_not_used_for_sockets(
     monkeypatch.setattr("tempfile.tempdir", str(long))
     path = StackFiles(home=tmp_path / ("y" * 120)).broker_socket
     assert len(os.fsencode(path)) <= MAX_SOCKET_BYTES
-    monkeypatch.setattr("experiments.system.processes._SHORT_FOLDERS", ("/no/such/folder",))
+    monkeypatch.setattr("ablate.experiments.system.processes._SHORT_FOLDERS", ("/no/such/folder",))
     with pytest.raises(OSError, match="set TMPDIR to a folder with a path of at most 56 bytes"):
         _ = StackFiles(home=tmp_path / ("y" * 120)).broker_socket
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from ablate.workers import doctor, isolation
+from ablate.workers.devices.node_health import free_gib_at
+from ablate.workers.identity.node import find_node
+from ablate.workers.settings import Settings
 from tests.nvidia_smi import put_gpus
 from tests.own_packages import OwnPackages, own_packages
-from workers import doctor, isolation
-from workers.devices.node_health import free_gib_at
-from workers.identity.node import find_node
-from workers.settings import Settings
 
 __all__ = ["own_packages"]
 
@@ -75,7 +75,7 @@ def test_a_node_that_isolates_nothing_says_so_everywhere(monkeypatch: pytest.Mon
 def test_a_kernel_that_refuses_a_step_isolates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose own filter forbids the system calls."""
     refused = subprocess.CompletedProcess(
-        [], 1, "", "experiments.errors.IsolationFailed: seccomp: Operation not permitted\n"
+        [], 1, "", "ablate.experiments.errors.IsolationFailed: seccomp: Operation not permitted\n"
     )
     isolation._refusal.cache_clear()
     monkeypatch.setattr(isolation.subprocess, "run", lambda *_arguments, **_options: refused)

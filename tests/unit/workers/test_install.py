@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from workers.cli import app
+from ablate.workers.cli import app
 
 KEY = "abl_node_key_of_a_test"
 
@@ -38,7 +38,7 @@ def test_install_writes_a_unit_and_an_environment_and_says_so(tmp_path: Path, ke
     assert code == 0, said
     unit = _unit(root)
     assert unit["Service"]["EnvironmentFile"] == "/etc/ablate/worker.env"
-    assert unit["Service"]["ExecStart"].endswith(" -m workers.app")
+    assert unit["Service"]["ExecStart"].endswith(" -m ablate.workers.app")
     assert unit["Service"]["User"] == getpass.getuser()
     assert int(unit["Service"]["TimeoutStopSec"]) == 100 + 5 + 60  # drain, grace, slack: no block is cut by systemd
     assert (unit["Service"]["KillMode"], unit["Service"]["Restart"]) == ("mixed", "always")

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from workers.lease import END_S, Lease, StopReason, margin_s
+from ablate.workers.lease import END_S, Lease, StopReason, margin_s
 
 
 class Clock:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ablate.workers.blocks.block_runner import Mask
+from ablate.workers.errors import SettingsError
+from ablate.workers.node_secrets import lacks_secret, read_secrets
+from ablate.workers.processes import trial_output
+from ablate.workers.processes.trial_output import LogTail
+from ablate.workers.trials.result import TrialResult
 from tests.programs import LOOP, order_for, program_config, write_program
-from workers.blocks.block_runner import Mask
-from workers.errors import SettingsError
-from workers.node_secrets import lacks_secret, read_secrets
-from workers.processes import trial_output
-from workers.processes.trial_output import LogTail
-from workers.trials.result import TrialResult
 
 TOKEN = "hf_Plant3dInTheN0de/of+Ada=="
 MASK = Mask({"HF_TOKEN": TOKEN})
@@ -158,7 +158,7 @@ def _take(tail: LogTail, texts: list[str]) -> None:
 def test_a_file_is_masked_across_the_pieces_in_which_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.node_secrets._PIECE_BYTES", 100)
+    monkeypatch.setattr("ablate.workers.node_secrets._PIECE_BYTES", 100)
     for before in range(70, 110):
         path = tmp_path / str(before)
         path.write_text("x" * before + TOKEN + "y" * 150 + TOKEN, encoding="utf-8")
@@ -194,8 +194,8 @@ def _result(tmp_path: Path, source: str) -> tuple[TrialResult, str]:
     import multiprocessing
     from dataclasses import replace
 
-    from workers.processes import trial
-    from workers.trials.result import read_result
+    from ablate.workers.processes import trial
+    from ablate.workers.trials.result import read_result
 
     config = program_config(write_program(tmp_path / "code", source), secrets=("HF_TOKEN",), needs="process")
     order = replace(order_for(config, tmp_path / "home"), secrets={"HF_TOKEN": TOKEN})

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.paths import WorkPaths
+from ablate.workers.paths import WorkPaths
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../etc", "a\0b"])

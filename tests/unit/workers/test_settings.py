@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from kernels.backends import NODE_CLASSES
-from workers.environment_variables import PEER_SITE, peer_site, python_environments, quiet_s, secrets_file
-from workers.errors import SettingsError
-from workers.settings import PLACEHOLDERS, Settings
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.workers.environment_variables import PEER_SITE, peer_site, python_environments, quiet_s, secrets_file
+from ablate.workers.errors import SettingsError
+from ablate.workers.settings import PLACEHOLDERS, Settings
 
 
 @pytest.mark.parametrize("token", [*sorted(PLACEHOLDERS), "ChangeMe", ""])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.paths import SharedMemory
+from ablate.workers.paths import SharedMemory
 
 TRIAL, OTHER = 1, 2
 FILE = st.fixed_dictionaries({"before": st.booleans(), "trial": st.booleans(), "other": st.booleans()})
@@ -30,8 +30,8 @@ def test_only_new_files_of_the_trial_that_nobody_else_uses_go(files: list[dict[s
             TRIAL: [path for path, file in paths.items() if file["trial"]],
             OTHER: [path for path, file in paths.items() if file["other"]],
         }
-        patch.setattr("workers.paths._open_files", lambda pid: iter([*users[pid], Path("/usr/lib/x.so")]))
-        patch.setattr("workers.paths.process_numbers", lambda: [OTHER])
+        patch.setattr("ablate.workers.paths._open_files", lambda pid: iter([*users[pid], Path("/usr/lib/x.so")]))
+        patch.setattr("ablate.workers.paths.process_numbers", lambda: [OTHER])
         own = {path for path, file in paths.items() if file["trial"] and not file["before"]}
         assert memory.look([TRIAL]) == sum(path.stat().st_blocks * 512 for path in own)
         memory.sweep()

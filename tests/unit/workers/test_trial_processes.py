@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.environment_variables import trial_processes
+from ablate.workers.environment_variables import trial_processes
 
 
 @pytest.mark.parametrize(("text", "number"), [(None, 1024), ("", 1024), (" 8 ", 8), ("4194303", 4194303)])

@@ -14,17 +14,17 @@ import tilelang.language as T
 from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.backward import gradients_io as io
-from kernels.mamba3_mimo.cuda.backward import gradients_lifted, groups
-from kernels.mamba3_mimo.cuda.backward.gradients_chunk import make_chunk
-from kernels.mamba3_mimo.cuda.backward.gradients_tiles import firsts
-from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums, place_of_d
-from kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
-from kernels.mamba3_mimo.cuda.pieces import tiles
-from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
-from kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
-from kernels.mamba3_mimo.cuda.shape import SHARED_LIMIT, ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.backward import gradients_io as io
+from ablate.kernels.mamba3_mimo.cuda.backward import gradients_lifted, groups
+from ablate.kernels.mamba3_mimo.cuda.backward.gradients_chunk import make_chunk
+from ablate.kernels.mamba3_mimo.cuda.backward.gradients_tiles import firsts
+from ablate.kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums, place_of_d
+from ablate.kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
+from ablate.kernels.mamba3_mimo.cuda.pieces import tiles
+from ablate.kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
+from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
+from ablate.kernels.mamba3_mimo.cuda.shape import SHARED_LIMIT, ScanShape, Variant
 
 
 def shared_bytes(s: ScanShape, v: Variant) -> int:

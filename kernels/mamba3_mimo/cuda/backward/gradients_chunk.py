@@ -16,15 +16,15 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward import gradients_io as io
-from kernels.mamba3_mimo.cuda.backward import gradients_tiles as parts
-from kernels.mamba3_mimo.cuda.backward import groups
-from kernels.mamba3_mimo.cuda.backward.groups import Products, Sums, WalkStaging
-from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums
-from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_store, panels, ranks_of
-from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
-from kernels.mamba3_mimo.cuda.pieces.tiles import bf16, f32, make_angles, make_rotated_shared, rank_sum, spread
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.backward import gradients_io as io
+from ablate.kernels.mamba3_mimo.cuda.backward import gradients_tiles as parts
+from ablate.kernels.mamba3_mimo.cuda.backward import groups
+from ablate.kernels.mamba3_mimo.cuda.backward.groups import Products, Sums, WalkStaging
+from ablate.kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums
+from ablate.kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_store, panels, ranks_of
+from ablate.kernels.mamba3_mimo.cuda.pieces.positions import EDGE
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import bf16, f32, make_angles, make_rotated_shared, rank_sum, spread
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def make_edge(s: ScanShape, columns: Any, staged: WalkStaging, acc: Products, sums: Sums) -> tuple[Any, Any]:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward.groups import Given, Sums, WalkStaging, Written
-from kernels.mamba3_mimo.cuda.backward.lifted_layout import WalkTiles
-from kernels.mamba3_mimo.cuda.pieces.loads import Loads, panels
-from kernels.mamba3_mimo.cuda.pieces.tiles import row_sum
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.backward.groups import Given, Sums, WalkStaging, Written
+from ablate.kernels.mamba3_mimo.cuda.backward.lifted_layout import WalkTiles
+from ablate.kernels.mamba3_mimo.cuda.pieces.loads import Loads, panels
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import row_sum
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def part(tile: Any, slot: Any, slots: int, rows: int) -> Any:

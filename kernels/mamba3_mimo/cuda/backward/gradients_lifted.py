@@ -8,29 +8,29 @@ from typing import Any
 import tilelang.language as T
 from tilelang import PassConfigKey
 
-from kernels.mamba3_mimo.cuda.backward import gradients_io as io
-from kernels.mamba3_mimo.cuda.backward import groups, lifted_io
-from kernels.mamba3_mimo.cuda.backward.head_sums import make_settled
-from kernels.mamba3_mimo.cuda.backward.lifted_chunk import make_chunk
-from kernels.mamba3_mimo.cuda.backward.lifted_layout import (
+from ablate.kernels.mamba3_mimo.cuda.backward import gradients_io as io
+from ablate.kernels.mamba3_mimo.cuda.backward import groups, lifted_io
+from ablate.kernels.mamba3_mimo.cuda.backward.head_sums import make_settled
+from ablate.kernels.mamba3_mimo.cuda.backward.lifted_chunk import make_chunk
+from ablate.kernels.mamba3_mimo.cuda.backward.lifted_layout import (
     WalkTiles,
     annotate_tiles,
     groups_of,
     make_operands,
     make_registers,
 )
-from kernels.mamba3_mimo.cuda.backward.lifted_steps import (
+from ablate.kernels.mamba3_mimo.cuda.backward.lifted_steps import (
     COPYING_REGISTERS,
     computing,
     computing_registers,
     make_pace,
     threads_of,
 )
-from kernels.mamba3_mimo.cuda.pieces.loads import make_loads
-from kernels.mamba3_mimo.cuda.pieces.matrices import column, row
-from kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
-from kernels.mamba3_mimo.cuda.shape import GROUP, ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.pieces.loads import make_loads
+from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import column, row
+from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
+from ablate.kernels.mamba3_mimo.cuda.shape import GROUP, ScanShape, Variant
 
 
 def gradients(s: ScanShape, v: Variant) -> Any:

@@ -11,13 +11,13 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward.gradients_io import columns_of, fold_of, part, x_slots
-from kernels.mamba3_mimo.cuda.backward.groups import ProductOperands, Products, Sums, WalkStaging, Weights
-from kernels.mamba3_mimo.cuda.pieces import scalar
-from kernels.mamba3_mimo.cuda.pieces.loads import Loads
-from kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32, mixed_sum, pair_sum, spread
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.backward.gradients_io import columns_of, fold_of, part, x_slots
+from ablate.kernels.mamba3_mimo.cuda.backward.groups import ProductOperands, Products, Sums, WalkStaging, Weights
+from ablate.kernels.mamba3_mimo.cuda.pieces import scalar
+from ablate.kernels.mamba3_mimo.cuda.pieces.loads import Loads
+from ablate.kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32, mixed_sum, pair_sum, spread
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def make_weigh(s: ScanShape, loads: Loads) -> Any:

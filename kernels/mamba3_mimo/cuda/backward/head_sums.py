@@ -13,9 +13,9 @@ from typing import Any
 import tilelang.language as T
 from tvm.ir import Op
 
-from kernels.mamba3_mimo.cuda.pieces.loads import make_store, panels
-from kernels.mamba3_mimo.cuda.pieces.tiles import bf16, f32
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.pieces.loads import make_store, panels
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import bf16, f32
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 _TMA_STORE = Op.get("tl.tma_store")
 _BFLOAT16, _SWIZZLE_128, _L2_128 = 9, 3, 2

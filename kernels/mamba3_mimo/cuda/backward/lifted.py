@@ -14,13 +14,13 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward.lifted_layout import Operand, groups_of, split_of
-from kernels.mamba3_mimo.cuda.pieces import scalar
-from kernels.mamba3_mimo.cuda.pieces.matrices import begin_batch, column, kept, row, scatter_sums, take_turned
-from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
-from kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
-from kernels.mamba3_mimo.cuda.shape import GROUP, ScanShape
+from ablate.kernels.mamba3_mimo.cuda.backward.lifted_layout import Operand, groups_of, split_of
+from ablate.kernels.mamba3_mimo.cuda.pieces import scalar
+from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import begin_batch, column, kept, row, scatter_sums, take_turned
+from ablate.kernels.mamba3_mimo.cuda.pieces.positions import EDGE
+from ablate.kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
+from ablate.kernels.mamba3_mimo.cuda.shape import GROUP, ScanShape
 
 
 @T.macro

@@ -11,23 +11,23 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward import gradients_io as io
-from kernels.mamba3_mimo.cuda.backward import lifted, lifted_io
-from kernels.mamba3_mimo.cuda.backward.groups import Written
-from kernels.mamba3_mimo.cuda.backward.head_sums import make_keep
-from kernels.mamba3_mimo.cuda.backward.lifted_layout import (
+from ablate.kernels.mamba3_mimo.cuda.backward import gradients_io as io
+from ablate.kernels.mamba3_mimo.cuda.backward import lifted, lifted_io
+from ablate.kernels.mamba3_mimo.cuda.backward.groups import Written
+from ablate.kernels.mamba3_mimo.cuda.backward.head_sums import make_keep
+from ablate.kernels.mamba3_mimo.cuda.backward.lifted_layout import (
     WalkOperands,
     WalkRegisters,
     WalkTiles,
     panel_column,
     split_of,
 )
-from kernels.mamba3_mimo.cuda.backward.lifted_steps import CopyPace, computing
-from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
-from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_store
-from kernels.mamba3_mimo.cuda.pieces.matrices import end_batch, put, put_turned, take_turned
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16
-from kernels.mamba3_mimo.cuda.shape import GROUP, LINE, ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.backward.lifted_steps import CopyPace, computing
+from ablate.kernels.mamba3_mimo.cuda.pieces import scalar, tiles
+from ablate.kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_store
+from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import end_batch, put, put_turned, take_turned
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16
+from ablate.kernels.mamba3_mimo.cuda.shape import GROUP, LINE, ScanShape, Variant
 
 
 @T.macro

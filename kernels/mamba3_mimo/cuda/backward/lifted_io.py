@@ -9,12 +9,12 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward.groups import Written
-from kernels.mamba3_mimo.cuda.backward.head_sums import place_of_d
-from kernels.mamba3_mimo.cuda.backward.lifted_layout import WalkRegisters, WalkTiles, ranks_together, split_of
-from kernels.mamba3_mimo.cuda.pieces.matrices import column, end_batch, kept, row, scatter_sums
-from kernels.mamba3_mimo.cuda.pieces.tiles import rank_sum, row_sum
-from kernels.mamba3_mimo.cuda.shape import GROUP, ScanShape
+from ablate.kernels.mamba3_mimo.cuda.backward.groups import Written
+from ablate.kernels.mamba3_mimo.cuda.backward.head_sums import place_of_d
+from ablate.kernels.mamba3_mimo.cuda.backward.lifted_layout import WalkRegisters, WalkTiles, ranks_together, split_of
+from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import column, end_batch, kept, row, scatter_sums
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import rank_sum, row_sum
+from ablate.kernels.mamba3_mimo.cuda.shape import GROUP, ScanShape
 
 
 def make_rows_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Written) -> tuple[Any, Any]:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.backward.groups import Buffer
-from kernels.mamba3_mimo.cuda.pieces import tiles
-from kernels.mamba3_mimo.cuda.pieces.loads import Loads
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32
-from kernels.mamba3_mimo.cuda.shape import GROUP, LINE, SWIZZLE_128, ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.backward.groups import Buffer
+from ablate.kernels.mamba3_mimo.cuda.pieces import tiles
+from ablate.kernels.mamba3_mimo.cuda.pieces.loads import Loads
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32
+from ablate.kernels.mamba3_mimo.cuda.shape import GROUP, LINE, SWIZZLE_128, ScanShape, Variant
 
 OF_A_PROCESSOR = 228 * 1024
 """Bytes of shared memory of all blocks on a processor."""

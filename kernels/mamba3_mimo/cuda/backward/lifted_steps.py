@@ -13,9 +13,9 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.backward.lifted_layout import groups_of
-from kernels.mamba3_mimo.cuda.pieces.loads import Loads
-from kernels.mamba3_mimo.cuda.shape import GROUP, ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.backward.lifted_layout import groups_of
+from ablate.kernels.mamba3_mimo.cuda.pieces.loads import Loads
+from ablate.kernels.mamba3_mimo.cuda.shape import GROUP, ScanShape, Variant
 
 COPYING_REGISTERS = 24
 """Registers of a thread of the warp group that copies."""

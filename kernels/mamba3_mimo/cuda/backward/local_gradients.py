@@ -11,12 +11,12 @@ from typing import Any
 import tilelang.language as T
 from tilelang import PassConfigKey
 
-from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
-from kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
-from kernels.mamba3_mimo.cuda.pieces.tensors import takes
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16, f32
-from kernels.mamba3_mimo.cuda.pieces.walk import make_early_loads, make_sum, staged, threads_for
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.pieces import scalar, tiles
+from ablate.kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
+from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import takes
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16, f32
+from ablate.kernels.mamba3_mimo.cuda.pieces.walk import make_early_loads, make_sum, staged, threads_for
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def make_gated(s: ScanShape, threads: int) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.pieces.tensors import takes
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
-from kernels.mamba3_mimo.cuda.shape import ScanShape
+from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import takes
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape
 
 THREADS = 128
 ROWS = 8

@@ -17,10 +17,10 @@ from typing import Any
 import tilelang.language as T
 from tilelang import PassConfigKey
 
-from kernels.mamba3_mimo.cuda.backward.reductions import THREADS
-from kernels.mamba3_mimo.cuda.forward.prefix import Lanes, lanes_for
-from kernels.mamba3_mimo.cuda.pieces import scalar
-from kernels.mamba3_mimo.cuda.pieces.positions import (
+from ablate.kernels.mamba3_mimo.cuda.backward.reductions import THREADS
+from ablate.kernels.mamba3_mimo.cuda.forward.prefix import Lanes, lanes_for
+from ablate.kernels.mamba3_mimo.cuda.pieces import scalar
+from ablate.kernels.mamba3_mimo.cuda.pieces.positions import (
     EDGE,
     edge_place,
     inside,
@@ -30,9 +30,9 @@ from kernels.mamba3_mimo.cuda.pieces.positions import (
     walk_place,
     whole,
 )
-from kernels.mamba3_mimo.cuda.pieces.tensors import takes
-from kernels.mamba3_mimo.cuda.pieces.tiles import F32, f32
-from kernels.mamba3_mimo.cuda.shape import ScanShape
+from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import takes
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import F32, f32
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape
 
 
 def spans_of(alloc: Any, tokens: int) -> SimpleNamespace:

@@ -14,10 +14,10 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.pieces import scalar
-from kernels.mamba3_mimo.cuda.pieces.matrices import begin_batch
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
-from kernels.mamba3_mimo.cuda.shape import LINE, SWIZZLE_128, ScanShape
+from ablate.kernels.mamba3_mimo.cuda.pieces import scalar
+from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import begin_batch
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32
+from ablate.kernels.mamba3_mimo.cuda.shape import LINE, SWIZZLE_128, ScanShape
 
 
 class Rows:

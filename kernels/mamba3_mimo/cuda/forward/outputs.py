@@ -14,14 +14,14 @@ import tilelang.language as T
 from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.forward import outputs_lifted
-from kernels.mamba3_mimo.cuda.forward.lifted import lifts
-from kernels.mamba3_mimo.cuda.pieces import scalar, tiles, walk
-from kernels.mamba3_mimo.cuda.pieces.loads import make_loads
-from kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
-from kernels.mamba3_mimo.cuda.pieces.tensors import takes
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16, f32
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.forward import outputs_lifted
+from ablate.kernels.mamba3_mimo.cuda.forward.lifted import lifts
+from ablate.kernels.mamba3_mimo.cuda.pieces import scalar, tiles, walk
+from ablate.kernels.mamba3_mimo.cuda.pieces.loads import make_loads
+from ablate.kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
+from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import takes
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16, f32
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def local_states(s: ScanShape, v: Variant) -> Any:

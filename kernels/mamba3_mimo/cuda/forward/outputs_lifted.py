@@ -9,14 +9,14 @@ import tilelang.language as T
 from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.forward import lifted
-from kernels.mamba3_mimo.cuda.pieces import tiles
-from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
-from kernels.mamba3_mimo.cuda.pieces.matrices import end_batch
-from kernels.mamba3_mimo.cuda.pieces.tensors import takes
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
-from kernels.mamba3_mimo.cuda.pieces.walk import make_output_start, staged, threads_for
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.forward import lifted
+from ablate.kernels.mamba3_mimo.cuda.pieces import tiles
+from ablate.kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
+from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import end_batch
+from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import takes
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
+from ablate.kernels.mamba3_mimo.cuda.pieces.walk import make_output_start, staged, threads_for
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def outputs(s: ScanShape, v: Variant) -> Any:

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.pieces.positions import BLOCK, EDGE, blocks_of
-from kernels.mamba3_mimo.cuda.pieces.scalar import LOG2E, tanh, wrapped
-from kernels.mamba3_mimo.cuda.pieces.tensors import takes
-from kernels.mamba3_mimo.cuda.pieces.tiles import F16, F32
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.pieces.positions import BLOCK, EDGE, blocks_of
+from ablate.kernels.mamba3_mimo.cuda.pieces.scalar import LOG2E, tanh, wrapped
+from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import takes
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import F16, F32
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 RESET = -92.0
 THREADS = 128

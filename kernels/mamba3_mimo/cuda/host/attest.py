@@ -20,12 +20,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from kernels.backends import Lane
-from kernels.errors import KernelError
-from kernels.facts import Fact
-from kernels.mamba3_mimo.cuda.host import cuda_source
-from kernels.mamba3_mimo.cuda.host.cuda_source import CALLS, chunks_ahead, chunks_walked, normalised, roles
-from kernels.scan_switches import ScanFact
+from ablate.kernels.backends import Lane
+from ablate.kernels.errors import KernelError
+from ablate.kernels.facts import Fact
+from ablate.kernels.mamba3_mimo.cuda.host import cuda_source
+from ablate.kernels.mamba3_mimo.cuda.host.cuda_source import CALLS, chunks_ahead, chunks_walked, normalised, roles
+from ablate.kernels.scan_switches import ScanFact
 
 Row = dict[str, Fact]
 """One line of the kernel table. Counts are of instructions in the program, not of executions."""

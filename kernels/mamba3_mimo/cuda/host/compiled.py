@@ -12,11 +12,11 @@ import tilelang
 import tilelang.language as T  # noqa: N812  (the language's own name)
 from tilelang import PassConfigKey
 
-from kernels import facts
-from kernels.mamba3_mimo.cuda.backward import gradients, local_gradients, reductions, time_gradients
-from kernels.mamba3_mimo.cuda.forward import outputs, prefix
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
-from kernels.scan_switches import ScanFact
+from ablate.kernels import facts
+from ablate.kernels.mamba3_mimo.cuda.backward import gradients, local_gradients, reductions, time_gradients
+from ablate.kernels.mamba3_mimo.cuda.forward import outputs, prefix
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.scan_switches import ScanFact
 
 Direction: TypeAlias = Literal["forward", "backward"]
 

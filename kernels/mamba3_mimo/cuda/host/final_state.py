@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
-from kernels.mamba3_mimo.cuda.shape import ScanShape
-from kernels.mamba3_mimo.operands import running_sum
+from ablate.kernels.mamba3_mimo.cuda.pieces.positions import EDGE
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape
+from ablate.kernels.mamba3_mimo.operands import running_sum
 
 TINY = 1e-30
 """Below the square of every weight of a write that matters."""

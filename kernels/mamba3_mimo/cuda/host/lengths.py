@@ -7,7 +7,7 @@ block's overhead. If one block walks a whole row, three kernels fewer are launch
 from dataclasses import replace
 from functools import lru_cache
 
-from kernels.mamba3_mimo.cuda.shape import PROCESSORS, Variant
+from ablate.kernels.mamba3_mimo.cuda.shape import PROCESSORS, Variant
 
 LENGTHS = (64, 256, 1024)
 """Super-chunks to choose from: few, so that few kernels are compiled for all lengths and batches."""

@@ -20,18 +20,18 @@ from torch._C import DispatchKey as Key
 from torch._C import DispatchKeySet as Keys
 from torch.autograd.function import once_differentiable
 
-from kernels import facts
-from kernels.backends import Lane, device_refusal
-from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.cuda.host import attest
-from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
-from kernels.mamba3_mimo.cuda.host.final_state import RowEnd
-from kernels.mamba3_mimo.cuda.host.lengths import choose_walk
-from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
-from kernels.mamba3_mimo.cuda.host.sizes import ScanPlan, Sizes, choose_heads_in_turn, plan_of
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
-from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs
-from kernels.scan_switches import ScanFact, ScanSwitches
+from ablate.kernels import facts
+from ablate.kernels.backends import Lane, device_refusal
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo.cuda.host import attest
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
+from ablate.kernels.mamba3_mimo.cuda.host.final_state import RowEnd
+from ablate.kernels.mamba3_mimo.cuda.host.lengths import choose_walk
+from ablate.kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
+from ablate.kernels.mamba3_mimo.cuda.host.sizes import ScanPlan, Sizes, choose_heads_in_turn, plan_of
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs
+from ablate.kernels.scan_switches import ScanFact, ScanSwitches
 
 _PLAIN = (
     *(Key.BackendSelect, Key.ADInplaceOrView),

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from functools import lru_cache
 
-from kernels import scan_switches
-from kernels.mamba3_mimo.cuda.backward import gradients, lifted_layout
-from kernels.mamba3_mimo.cuda.shape import MOST_BLOCKS, ScanShape, Variant
-from kernels.scan_switches import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES
+from ablate.kernels import scan_switches
+from ablate.kernels.mamba3_mimo.cuda.backward import gradients, lifted_layout
+from ablate.kernels.mamba3_mimo.cuda.shape import MOST_BLOCKS, ScanShape, Variant
+from ablate.kernels.scan_switches import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES
 
 RANKS, STATE_SIZES, HEAD_WIDTHS, CHUNK_ROWS = (1, 2, 4, 8), (16, 32, 64, 128, 256), (32, 64, 128), (32, 64, 128)
 CHUNK_SIZES = tuple(size for size in scan_switches.CHUNK_SIZES if size <= 64)

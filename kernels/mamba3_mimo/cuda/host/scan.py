@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.documents import document_starts
-from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.cuda.host import wide_heads
-from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
-from kernels.mamba3_mimo.cuda.host.final_state import RowEnd, add_row_end, edge
-from kernels.mamba3_mimo.cuda.host.refusals import refusal
-from kernels.mamba3_mimo.cuda.host.sizes import (
+from ablate.kernels.documents import document_starts
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo.cuda.host import wide_heads
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
+from ablate.kernels.mamba3_mimo.cuda.host.final_state import RowEnd, add_row_end, edge
+from ablate.kernels.mamba3_mimo.cuda.host.refusals import refusal
+from ablate.kernels.mamba3_mimo.cuda.host.sizes import (
     ScanPlan,
     Sizes,
     WalkRange,
@@ -28,11 +28,11 @@ from kernels.mamba3_mimo.cuda.host.sizes import (
     sizes_of,
     walk_ranges,
 )
-from kernels.mamba3_mimo.cuda.pieces.scalar import TAU
-from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
-from kernels.mamba3_mimo.cuda.shape import ALIGNMENT, Variant
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.mamba3_mimo.operands import state_turned_back
+from ablate.kernels.mamba3_mimo.cuda.pieces.scalar import TAU
+from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import tensors
+from ablate.kernels.mamba3_mimo.cuda.shape import ALIGNMENT, Variant
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.operands import state_turned_back
 
 TIME_FIRST = ("q", "k", "v", "z", "angles")
 TIME_LAST = ("adt", "dt", "trap")

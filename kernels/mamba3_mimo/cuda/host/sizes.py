@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
-from kernels.mamba3_mimo.cuda.host import wide_heads
-from kernels.mamba3_mimo.cuda.host.lengths import blocks_at_once, choose_walk, walk_length
-from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
-from kernels.mamba3_mimo.cuda.shape import ALIGNMENT, ScanShape, Variant, padded_angles
-from kernels.mamba3_mimo.inputs import ScanInputs
-from kernels.scan_switches import HEADS_IN_TURN
+from ablate.kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
+from ablate.kernels.mamba3_mimo.cuda.host import wide_heads
+from ablate.kernels.mamba3_mimo.cuda.host.lengths import blocks_at_once, choose_walk, walk_length
+from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import tensors
+from ablate.kernels.mamba3_mimo.cuda.shape import ALIGNMENT, ScanShape, Variant, padded_angles
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.scan_switches import HEADS_IN_TURN
 
 MOST_RANGES = 8
 """Most ranges of walks with `remat`. More save little: an eighth of the states is less than the rest that is saved."""

@@ -11,9 +11,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kernels.mamba3_mimo.cuda.host.refusals import CHUNK_SIZES, HEAD_WIDTHS, refusal
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
-from kernels.mamba3_mimo.inputs import ScanInputs
+from ablate.kernels.mamba3_mimo.cuda.host.refusals import CHUNK_SIZES, HEAD_WIDTHS, refusal
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.inputs import ScanInputs
 
 WIDE = {"v": -2, "z": -2, "psi": 0, "zeta": 0, "phi": 0, "entering": 1}
 """Tensors with values per column of a head, on the last axis -> their axis of heads."""

@@ -40,8 +40,8 @@ from typing import Any
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def panels(width: int, panel: int = 64) -> list[slice]:

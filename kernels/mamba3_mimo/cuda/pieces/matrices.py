@@ -17,7 +17,7 @@ from typing import Any
 import tilelang.language as T
 from tvm.ir import Op
 
-from kernels.mamba3_mimo.cuda.shape import GROUP
+from ablate.kernels.mamba3_mimo.cuda.shape import GROUP
 
 
 def begin_batch(*touched: Any) -> None:

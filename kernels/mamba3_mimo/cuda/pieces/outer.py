@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
-from kernels.mamba3_mimo.cuda.pieces.matrices import begin_batch, end_batch
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, bf16, f32
-from kernels.mamba3_mimo.cuda.shape import SWIZZLE_128, ScanShape
+from ablate.kernels.mamba3_mimo.cuda.pieces import scalar, tiles
+from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import begin_batch, end_batch
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, bf16, f32
+from ablate.kernels.mamba3_mimo.cuda.shape import SWIZZLE_128, ScanShape
 
 
 class Registers(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.shape import ScanShape
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape
 
 EDGE = 64
 """Tokens between two edges, see `make_edge` in backward/gradients_chunk.py; a multiple of every chunk size."""

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import tilelang.language as T  # noqa: N812 - the language's own name
 
-from kernels.mamba3_mimo.cuda.pieces.positions import EDGE, blocks_of
-from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.pieces.positions import EDGE, blocks_of
+from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 Program = TypeVar("Program", bound=Callable[..., Any])
 ANY = Variant()

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.pieces import scalar
-from kernels.mamba3_mimo.cuda.shape import ScanShape
+from ablate.kernels.mamba3_mimo.cuda.pieces import scalar
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape
 
 BF16, F16, F32 = "bfloat16", "float16", "float32"
 

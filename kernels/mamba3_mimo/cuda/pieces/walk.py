@@ -8,9 +8,9 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_loads, panels
-from kernels.mamba3_mimo.cuda.pieces.outer import Outer
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from ablate.kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_loads, panels
+from ablate.kernels.mamba3_mimo.cuda.pieces.outer import Outer
+from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def staged(there: bool, shape: tuple[int, ...], dtype: str) -> Any:

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from experiments.analysis.noise.admission import admission_of
-from experiments.analysis.noise.calibrate import calibrate, calibrations_of, key_of
-from experiments.design.plan import make_plan
-from experiments.outcomes import Outcome
-from experiments.records.calibration import Ledger
+from ablate.experiments.analysis.noise.admission import admission_of
+from ablate.experiments.analysis.noise.calibrate import calibrate, calibrations_of, key_of
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.calibration import Ledger
 from tests.calibrations import aa_spec, noisy_blocks
 from tests.factories import make_receipt, make_receipts, make_spec
 

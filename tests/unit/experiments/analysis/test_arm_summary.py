@@ -9,19 +9,19 @@ from typing import Any, cast
 
 import pytest
 
-from experiments.analysis.arm_summary import largest_micro_batch, summarise_arm
-from experiments.analysis.judge import judge
-from experiments.analysis.verdicts import ArmSummary, Verdict
-from experiments.design.plan import BlockPlan
-from experiments.outcomes import Outcome
-from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
-from experiments.records.receipts import Receipt
-from experiments.reporting import wording
-from experiments.reporting.pages import evidence_tables
-from experiments.reporting.pictures import memory
-from experiments.reporting.terminal.markdown import verdict_markdown
-from experiments.reporting.verdict_layout import lay_out
-from experiments.reporting.view import AblationView
+from ablate.experiments.analysis.arm_summary import largest_micro_batch, summarise_arm
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.verdicts import ArmSummary, Verdict
+from ablate.experiments.design.plan import BlockPlan
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.circumstances import CALIBRATED, UNCALIBRATED
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.pages import evidence_tables
+from ablate.experiments.reporting.pictures import memory
+from ablate.experiments.reporting.terminal.markdown import verdict_markdown
+from ablate.experiments.reporting.verdict_layout import lay_out
+from ablate.experiments.reporting.view import AblationView
 from tests import views
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec
 

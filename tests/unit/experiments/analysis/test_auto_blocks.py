@@ -5,15 +5,15 @@ import json
 import pytest
 import yaml
 
-from experiments.analysis.noise.calibrate import calibrate, key_of
-from experiments.analysis.proposals import proposed
-from experiments.analysis.sizing import PlannedSpec, plan_spec, size_of, sizing_problems
-from experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.design.spec import AblationSpec
-from experiments.errors import SpecError
-from experiments.records.calibration import Calibration
+from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
+from ablate.experiments.analysis.proposals import proposed
+from ablate.experiments.analysis.sizing import PlannedSpec, plan_spec, size_of, sizing_problems
+from ablate.experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.errors import SpecError
+from ablate.experiments.records.calibration import Calibration
 from tests.calibrations import noisy_blocks
 from tests.factories import make_receipt, make_spec, spec_values
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.analysis.noise.calibrate import (
+from ablate.experiments.analysis.noise.calibrate import (
     aa_blocks_of,
     calibrate,
     calibrate_all,
@@ -17,9 +17,9 @@ from experiments.analysis.noise.calibrate import (
     join_calibrations,
     key_of,
 )
-from experiments.design.plan import controlled, make_plan
-from experiments.documents import seal
-from experiments.outcomes import Outcome
+from ablate.experiments.design.plan import controlled, make_plan
+from ablate.experiments.documents import seal
+from ablate.experiments.outcomes import Outcome
 from tests.calibrations import BEGAN, KEY, aa_spec, make_block, noisy_blocks
 from tests.factories import SPEC, make_receipt, make_receipts, make_spec
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.noise.calibrate import calibrate, calibrations_of
-from experiments.analysis.noise.calibration_file import calibration_file, read_calibration
-from experiments.errors import ReceiptError
-from experiments.records.bundle import Bundle
-from experiments.records.bundle_reader import open_bundle
-from experiments.records.calibration import Calibration
-from experiments.records.receipt_check import SignedReceipt
-from experiments.records.receipts import seal
-from experiments.records.signing import Signer
+from ablate.experiments.analysis.noise.calibrate import calibrate, calibrations_of
+from ablate.experiments.analysis.noise.calibration_file import calibration_file, read_calibration
+from ablate.experiments.errors import ReceiptError
+from ablate.experiments.records.bundle import Bundle
+from ablate.experiments.records.bundle_reader import open_bundle
+from ablate.experiments.records.calibration import Calibration
+from ablate.experiments.records.receipt_check import SignedReceipt
+from ablate.experiments.records.receipts import seal
+from ablate.experiments.records.signing import Signer
 from tests.bundles import make_bundle, make_file
 
 NODE, STRANGER = Signer(b"n" * 32), Signer(b"s" * 32)

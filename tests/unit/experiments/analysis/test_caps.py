@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from experiments.analysis.judge import _reruns_by, judge
-from experiments.analysis.noise.calibrate import calibrate
-from experiments.analysis.verdicts import Cause, VariantVerdict
-from experiments.design.power import alpha_of
-from experiments.outcomes import AblationState, Decision, FailureClass, VerdictWord
-from experiments.records.circumstances import (
+from ablate.experiments.analysis.judge import _reruns_by, judge
+from ablate.experiments.analysis.noise.calibrate import calibrate
+from ablate.experiments.analysis.verdicts import Cause, VariantVerdict
+from ablate.experiments.design.power import alpha_of
+from ablate.experiments.outcomes import AblationState, Decision, FailureClass, VerdictWord
+from ablate.experiments.records.circumstances import (
     CALIBRATED,
     Admission,
     AttemptRecord,
@@ -23,9 +23,9 @@ from experiments.records.circumstances import (
     EarlierAblation,
     Family,
 )
-from experiments.records.receipts import Receipt
-from model.measurements import Step
-from service.store.ablations.circumstances import was_spoiled
+from ablate.experiments.records.receipts import Receipt
+from ablate.model.measurements import Step
+from ablate.service.store.ablations.circumstances import was_spoiled
 from tests.calibrations import KEY, noisy_blocks
 from tests.factories import GIB, clocked, make_plan, make_receipt, make_receipts, make_spec
 

@@ -5,17 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from experiments.analysis.guards import receipt_problems
-from experiments.analysis.judge import judge
-from experiments.analysis.noise.admission import admission_of, keep_ledger
-from experiments.analysis.noise.calibrate import calibration_problems, calibrations_of, key_of
-from experiments.design.plan import make_plan
-from experiments.design.rule import COMPILE_TIME, rule_of
-from experiments.errors import SpecError
-from experiments.outcomes import VerdictWord
-from experiments.records.calibration import Ledger
-from experiments.records.circumstances import Circumstances
-from experiments.records.plan_file import make_plan_file
+from ablate.experiments.analysis.guards import receipt_problems
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.noise.admission import admission_of, keep_ledger
+from ablate.experiments.analysis.noise.calibrate import calibration_problems, calibrations_of, key_of
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.rule import COMPILE_TIME, rule_of
+from ablate.experiments.errors import SpecError
+from ablate.experiments.outcomes import VerdictWord
+from ablate.experiments.records.calibration import Ledger
+from ablate.experiments.records.circumstances import Circumstances
+from ablate.experiments.records.plan_file import make_plan_file
 from tests.calibrations import aa_spec
 from tests.factories import make_receipt, make_spec
 

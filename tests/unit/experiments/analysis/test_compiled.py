@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.judge import judge
-from experiments.analysis.verdicts import Verdict
-from experiments.design.metrics import CURVE_METRICS, LOSS_METRICS, METRICS, TARGET_METRICS
-from experiments.design.spec import AblationSpec
-from experiments.errors import SpecError
-from experiments.outcomes import Decision, Outcome, VerdictWord
-from experiments.records.circumstances import UNCALIBRATED
-from experiments.records.receipt_check import verify
-from experiments.records.receipts import Receipt, read_metric, seal
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.metrics import CURVE_METRICS, LOSS_METRICS, METRICS, TARGET_METRICS
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.errors import SpecError
+from ablate.experiments.outcomes import Decision, Outcome, VerdictWord
+from ablate.experiments.records.circumstances import UNCALIBRATED
+from ablate.experiments.records.receipt_check import verify
+from ablate.experiments.records.receipts import Receipt, read_metric, seal
 from tests.factories import GIB, make_compiled, make_plan, make_spec
 
 ROOMY = 16 * GIB

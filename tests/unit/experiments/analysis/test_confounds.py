@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.judge import judge
-from experiments.analysis.looks import at_look
-from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
-from experiments.design.rule import rule_of
-from experiments.outcomes import Decision, VerdictWord
-from experiments.records.circumstances import CALIBRATED
-from experiments.reporting.pages.circumstance_tables import rule_in_words
-from experiments.reporting.terminal.markdown import verdict_markdown
-from experiments.reporting.verdict_layout import lay_out
-from service.web.answers import read_answer
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.looks import at_look
+from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
+from ablate.experiments.design.rule import rule_of
+from ablate.experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED
+from ablate.experiments.reporting.pages.circumstance_tables import rule_in_words
+from ablate.experiments.reporting.terminal.markdown import verdict_markdown
+from ablate.experiments.reporting.verdict_layout import lay_out
+from ablate.service.web.answers import read_answer
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec
 from tests.program_receipts import program_receipt, program_spec
 
@@ -32,7 +32,7 @@ PRIMARIES = (*PER_STEP, "tokens_per_s", "model_tflops_per_s")
 @pytest.fixture(autouse=True)
 def _plans_of_earlier_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan arms that no metric compares: earlier code did, and only the receipts of commands show their work."""
-    monkeypatch.setattr("experiments.design.plan.comparison_problems", lambda _spec, _arms: ())
+    monkeypatch.setattr("ablate.experiments.design.plan.comparison_problems", lambda _spec, _arms: ())
 
 
 def judged(

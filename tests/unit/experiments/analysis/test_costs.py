@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.judge import judge
-from experiments.analysis.verdicts import Costs, Verdict
-from experiments.design.plan import make_plan
-from experiments.records.circumstances import CALIBRATED
-from experiments.reporting.verdict_layout import lay_out
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.verdicts import Costs, Verdict
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.records.circumstances import CALIBRATED
+from ablate.experiments.reporting.verdict_layout import lay_out
 from tests.factories import make_receipt, make_spec
 from tests.unit.experiments.design.flop_oracle import step_flops, step_tokens
 

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 from scipy import interpolate, stats
 
-from experiments.analysis.curves import loss_at, place_of
-from experiments.analysis.judge import judge
-from experiments.analysis.noise.calibrate import key_of
-from experiments.analysis.verdicts import Cause, VariantVerdict
-from experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
-from experiments.design.load import parse_spec
-from experiments.design.plan import Plan, make_plan
-from experiments.design.power import ALPHA, FIRST_SHARE
-from experiments.design.rule import rule_of
-from experiments.design.spec import AblationSpec
-from experiments.errors import SpecError
-from experiments.outcomes import Decision, VerdictWord
-from experiments.records.circumstances import CALIBRATED, UNCALIBRATED, Circumstances
-from experiments.reporting.pages.circumstance_tables import rule_in_words
-from experiments.reporting.sentences import confound
-from experiments.reporting.verdict_layout import lay_out
+from ablate.experiments.analysis.curves import loss_at, place_of
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.noise.calibrate import key_of
+from ablate.experiments.analysis.verdicts import Cause, VariantVerdict
+from ablate.experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import Plan, make_plan
+from ablate.experiments.design.power import ALPHA, FIRST_SHARE
+from ablate.experiments.design.rule import rule_of
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.errors import SpecError
+from ablate.experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED, UNCALIBRATED, Circumstances
+from ablate.experiments.reporting.pages.circumstance_tables import rule_in_words
+from ablate.experiments.reporting.sentences import confound
+from ablate.experiments.reporting.verdict_layout import lay_out
 from tests.factories import make_receipt, make_spec
 
 LEVEL = FIRST_SHARE * ALPHA

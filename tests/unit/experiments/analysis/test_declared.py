@@ -7,27 +7,27 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.analysis.judge import judge
-from experiments.analysis.looks import at_look
-from experiments.analysis.noise.admission import admission_of, standing_problems
-from experiments.analysis.noise.calibrate import aa_blocks_of, calibration_problems, calibrations_of, seconds
-from experiments.analysis.noise.history import BaselineRun, history_of
-from experiments.analysis.proposals import outcome_of
-from experiments.analysis.sizing import size_of
-from experiments.analysis.statistics import own_dependence, widening
-from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
-from experiments.design.aa_spec import calibration_spec
-from experiments.design.load import parse_spec
-from experiments.design.plan import Plan, make_plan
-from experiments.design.power import ALPHA, FIRST_SHARE
-from experiments.design.spec import AblationSpec
-from experiments.digest import canonical_json
-from experiments.outcomes import Decision, Outcome, ProposalOutcome, VerdictWord
-from experiments.records.calibration import Ledger
-from experiments.records.circumstances import Admission, Circumstances
-from experiments.records.receipt_check import contradictions
-from experiments.reporting import sentences
-from experiments.reporting.verdict_layout import lay_out
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.looks import at_look
+from ablate.experiments.analysis.noise.admission import admission_of, standing_problems
+from ablate.experiments.analysis.noise.calibrate import aa_blocks_of, calibration_problems, calibrations_of, seconds
+from ablate.experiments.analysis.noise.history import BaselineRun, history_of
+from ablate.experiments.analysis.proposals import outcome_of
+from ablate.experiments.analysis.sizing import size_of
+from ablate.experiments.analysis.statistics import own_dependence, widening
+from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
+from ablate.experiments.design.aa_spec import calibration_spec
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import Plan, make_plan
+from ablate.experiments.design.power import ALPHA, FIRST_SHARE
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.digest import canonical_json
+from ablate.experiments.outcomes import Decision, Outcome, ProposalOutcome, VerdictWord
+from ablate.experiments.records.calibration import Ledger
+from ablate.experiments.records.circumstances import Admission, Circumstances
+from ablate.experiments.records.receipt_check import contradictions
+from ablate.experiments.reporting import sentences
+from ablate.experiments.reporting.verdict_layout import lay_out
 from tests.program_receipts import plan_of, program_receipt, program_receipts, program_spec
 
 ADMITTED = Circumstances(admission=Admission(refused_because=None))
@@ -283,7 +283,7 @@ def test_a_requirement_without_proof_keeps_an_ablation_running_until_its_last_lo
         for one in program_receipts(plan, values):
             factor = (0.9 if one.arm == "fused" else 1.0) * math.exp(noise.normal(0, 0.001))
             steps = tuple(step.model_copy(update={"seconds": step.seconds * factor}) for step in one.steps)
-            from experiments.records.receipts import summarise
+            from ablate.experiments.records.receipts import summarise
 
             summary = summarise(steps, flops_per_step=0, loss_val=None, peak_flops=None)
             yield one.model_copy(update={"steps": steps, "summary": summary})

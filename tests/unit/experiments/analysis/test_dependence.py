@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.analysis.judge import judge
-from experiments.analysis.noise.calibrate import calibrate, key_of
-from experiments.analysis.statistics import (
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
+from ablate.experiments.analysis.statistics import (
     MAX_STRENGTH,
     corrected,
     dependence_of,
@@ -18,8 +18,8 @@ from experiments.analysis.statistics import (
     strength,
     widening,
 )
-from experiments.design.plan import make_plan
-from experiments.records.circumstances import CALIBRATED, Admission, Circumstances
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.records.circumstances import CALIBRATED, Admission, Circumstances
 from tests.calibrations import make_block
 from tests.factories import make_receipt, make_receipts, make_spec
 

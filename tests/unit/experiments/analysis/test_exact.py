@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.exact import _distinct
-from experiments.analysis.judge import judge
-from experiments.analysis.verdicts import VariantVerdict
-from experiments.design.arms import Arm
-from experiments.design.metrics import EXACT_METRICS, METRICS
-from experiments.design.plan import BlockPlan, Plan, is_resident
-from experiments.design.spec import AblationSpec
-from experiments.errors import SpecError, SpecProblem
-from experiments.outcomes import Decision, VerdictWord
-from experiments.records.circumstances import UNCALIBRATED
-from experiments.records.receipts import Receipt
-from kernels.backends import NODE_CLASSES, NodeClass
+from ablate.experiments.analysis.exact import _distinct
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.verdicts import VariantVerdict
+from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.metrics import EXACT_METRICS, METRICS
+from ablate.experiments.design.plan import BlockPlan, Plan, is_resident
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.records.circumstances import UNCALIBRATED
+from ablate.experiments.records.receipts import Receipt
+from ablate.kernels.backends import NODE_CLASSES, NodeClass
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec
 
 Values = Callable[[str, int, int], int]

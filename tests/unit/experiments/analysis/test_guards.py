@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.guards import (
+from ablate.experiments.analysis.guards import (
     _SAME_EVERYWHERE,
     _SAME_IN_BLOCK,
     between_blocks_problem,
@@ -11,13 +11,13 @@ from experiments.analysis.guards import (
     order_problems,
     receipt_problems,
 )
-from experiments.analysis.judge import judge
-from experiments.design.rule import MAX_PAUSE_S, MAX_SLOWED_SHARE
-from experiments.outcomes import VerdictWord
-from experiments.records.circumstances import CALIBRATED
-from experiments.records.receipts import DeviceEvents, Receipt
-from experiments.records.trial_guards import FATAL_EVENTS, SLOWED_BY, trial_problems, window_s
-from kernels.backends import NODE_CLASSES
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.design.rule import MAX_PAUSE_S, MAX_SLOWED_SHARE
+from ablate.experiments.outcomes import VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED
+from ablate.experiments.records.receipts import DeviceEvents, Receipt
+from ablate.experiments.records.trial_guards import FATAL_EVENTS, SLOWED_BY, trial_problems, window_s
+from ablate.kernels.backends import NODE_CLASSES
 from tests.factories import NOTHING_HAPPENED, make_plan, make_receipt, make_spec
 
 CPU = make_plan()

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from experiments.analysis.noise.history import BaselineRun, find_changes, history_of, scatter
-from experiments.analysis.noise.history_series import MIN_POINTS
-from experiments.design.kinds.command import CommandArm
-from experiments.outcomes import Outcome
-from experiments.records.program_report import ProgramReport
-from experiments.records.receipts import Receipt
+from ablate.experiments.analysis.noise.history import BaselineRun, find_changes, history_of, scatter
+from ablate.experiments.analysis.noise.history_series import MIN_POINTS
+from ablate.experiments.design.kinds.command import CommandArm
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.program_report import ProgramReport
+from ablate.experiments.records.receipts import Receipt
 from tests.factories import make_plan, make_receipt
 
 PLAN = make_plan()

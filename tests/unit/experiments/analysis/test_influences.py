@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.analysis.comparing import Sample
-from experiments.analysis.evidence import WholeBlocks, evidence_of
-from experiments.analysis.influences import LEVEL, carry_over, follows, influences, node_effects
-from experiments.analysis.sample_checks import spread_ratio
-from experiments.design.plan import Plan
-from experiments.records.receipts import Receipt
+from ablate.experiments.analysis.comparing import Sample
+from ablate.experiments.analysis.evidence import WholeBlocks, evidence_of
+from ablate.experiments.analysis.influences import LEVEL, carry_over, follows, influences, node_effects
+from ablate.experiments.analysis.sample_checks import spread_ratio
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.records.receipts import Receipt
 from tests.factories import make_plan, make_receipt, make_spec
 
 RNG = np.random.default_rng(20261126)

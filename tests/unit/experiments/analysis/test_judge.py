@@ -2,17 +2,17 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.judge import _gates_live, judge
-from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
-from experiments.design.gates import GATES
-from experiments.design.spec import AblationSpec
-from experiments.digest import digest
-from experiments.errors import ReceiptError
-from experiments.outcomes import Decision, Outcome, VerdictWord
-from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
-from experiments.records.receipts import Receipt
-from kernels.scan_switches import ScanFact
-from model.facts import ModelFact
+from ablate.experiments.analysis.judge import _gates_live, judge
+from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
+from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.digest import digest
+from ablate.experiments.errors import ReceiptError
+from ablate.experiments.outcomes import Decision, Outcome, VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED, UNCALIBRATED
+from ablate.experiments.records.receipts import Receipt
+from ablate.kernels.scan_switches import ScanFact
+from ablate.model.facts import ModelFact
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec, observed_facts
 
 SPEC = make_spec()

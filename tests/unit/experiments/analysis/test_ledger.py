@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.analysis.noise.admission import keep_ledger, needed, upper_bound
-from experiments.analysis.noise.calibrate import calibrate
-from experiments.records.calibration import Ledger
-from experiments.reporting.wording import false_verdicts
+from ablate.experiments.analysis.noise.admission import keep_ledger, needed, upper_bound
+from ablate.experiments.analysis.noise.calibrate import calibrate
+from ablate.experiments.records.calibration import Ledger
+from ablate.experiments.reporting.wording import false_verdicts
 from tests.calibrations import KEY, noisy_blocks
 
 

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.analysis.judge import judge
-from experiments.analysis.looks import at_look
-from experiments.analysis.verdicts import Cause
-from experiments.design.power import level_shares
-from experiments.design.spec import AblationSpec
-from experiments.outcomes import FailureClass, VerdictWord
-from experiments.records.circumstances import CALIBRATED, UNCALIBRATED, AttemptRecord
-from experiments.records.receipts import Receipt
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.looks import at_look
+from ablate.experiments.analysis.verdicts import Cause
+from ablate.experiments.design.power import level_shares
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.outcomes import FailureClass, VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED, UNCALIBRATED, AttemptRecord
+from ablate.experiments.records.receipts import Receipt
 from tests.factories import make_plan, make_receipt, make_receipts, make_spec
 
 LOOKS = (6, 10, 14, 20)

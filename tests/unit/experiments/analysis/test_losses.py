@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.analysis.judge import judge
-from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
-from experiments.design.plan import Plan, make_plan
-from experiments.design.power import ALPHA, FIRST_SHARE
-from experiments.design.rule import rule_of
-from experiments.design.spec import AblationSpec
-from experiments.outcomes import Decision, VerdictWord
-from experiments.records.circumstances import CALIBRATED, UNCALIBRATED, Circumstances
-from experiments.reporting.verdict_layout import lay_out
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
+from ablate.experiments.design.plan import Plan, make_plan
+from ablate.experiments.design.power import ALPHA, FIRST_SHARE
+from ablate.experiments.design.rule import rule_of
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED, UNCALIBRATED, Circumstances
+from ablate.experiments.reporting.verdict_layout import lay_out
 from tests.factories import make_receipt, make_spec
 
 LEVEL = FIRST_SHARE * ALPHA

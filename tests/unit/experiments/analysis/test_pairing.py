@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.analysis.evidence import WholeBlocks
-from experiments.analysis.judge import judge
-from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
-from experiments.records.circumstances import CALIBRATED
-from experiments.records.receipts import Receipt
+from ablate.experiments.analysis.evidence import WholeBlocks
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED
+from ablate.experiments.records.receipts import Receipt
 from tests.factories import make_plan, make_receipts, make_spec
 
 SPEC = make_spec()

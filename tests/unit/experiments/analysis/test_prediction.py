@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.analysis.prediction import ENOUGH, SIZES, Conditions, Estimate, chance_with_more, chances
-from experiments.analysis.statistics import Array, fit, log_ratio
+from ablate.experiments.analysis.prediction import ENOUGH, SIZES, Conditions, Estimate, chance_with_more, chances
+from ablate.experiments.analysis.statistics import Array, fit, log_ratio
 from tests.simulation.draws import places_of
 
 DRAWS = 3000

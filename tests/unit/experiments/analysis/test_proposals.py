@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.judge import judge
-from experiments.analysis.looks import at_look
-from experiments.analysis.proposals import (
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.looks import at_look
+from ablate.experiments.analysis.proposals import (
     as_yaml,
     opening_problems,
     outcome_of,
@@ -17,16 +17,16 @@ from experiments.analysis.proposals import (
     refuse_session_key,
     with_kept,
 )
-from experiments.design.aa_spec import calibration_spec
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.design.power import alpha_of, detectable_per_sd, session_level
-from experiments.design.rule import rule_of
-from experiments.design.spec import AblationSpec
-from experiments.errors import SpecError
-from experiments.outcomes import PROPOSAL_EXIT_CODES, Decision, Outcome, ProposalOutcome, VerdictWord
-from experiments.records.circumstances import CALIBRATED, Circumstances
-from experiments.reporting.pages.circumstance_tables import rule_in_words
+from ablate.experiments.design.aa_spec import calibration_spec
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.power import alpha_of, detectable_per_sd, session_level
+from ablate.experiments.design.rule import rule_of
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.errors import SpecError
+from ablate.experiments.outcomes import PROPOSAL_EXIT_CODES, Decision, Outcome, ProposalOutcome, VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED, Circumstances
+from ablate.experiments.reporting.pages.circumstance_tables import rule_in_words
 from tests.factories import command_values, make_receipt, make_receipts, spec_values
 from tests.unit.experiments.analysis.test_caps import asked
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from scipy import stats
 
-from experiments.analysis.published import PublishedTable, assess, read_table
-from experiments.errors import SpecError
-from experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.analysis.published import PublishedTable, assess, read_table
+from ablate.experiments.errors import SpecError
+from ablate.experiments.outcomes import Decision, VerdictWord
 from tests.architecture.pages import ROOT
 
 SELECTIVE_P1 = ROOT / "docs/published/selective-p1.yaml"

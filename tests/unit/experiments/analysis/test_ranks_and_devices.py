@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.guards import block_problems
-from experiments.analysis.judge import judge
-from experiments.analysis.noise.calibrate import key_of, serials_of
-from experiments.design.spec import AblationSpec
-from experiments.records.circumstances import Admission, Circumstances
-from experiments.records.receipt_check import contradictions
-from experiments.records.receipts import DeviceEvents, HeldDevice, Receipt
+from ablate.experiments.analysis.guards import block_problems
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.noise.calibrate import key_of, serials_of
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.records.circumstances import Admission, Circumstances
+from ablate.experiments.records.receipt_check import contradictions
+from ablate.experiments.records.receipts import DeviceEvents, HeldDevice, Receipt
 from tests.factories import make_plan, make_receipts, make_spec
 from tests.program_receipts import plan_of, program_receipt
 

@@ -6,20 +6,20 @@ import math
 import numpy as np
 import pytest
 
-from experiments.analysis.judge import judge
-from experiments.analysis.looks import at_look
-from experiments.analysis.noise.calibrate import calibrate, key_of
-from experiments.analysis.sizing import plan_spec
-from experiments.analysis.verdicts import Cause
-from experiments.design.load import parse_spec
-from experiments.design.plan import Plan, make_plan
-from experiments.design.power import alpha_of, blocks_for_events
-from experiments.design.rule import blocks_for_rarest_event
-from experiments.design.spec import AblationSpec
-from experiments.errors import SpecError
-from experiments.outcomes import VerdictWord
-from experiments.records.circumstances import CALIBRATED
-from experiments.records.receipts import Receipt
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.looks import at_look
+from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
+from ablate.experiments.analysis.sizing import plan_spec
+from ablate.experiments.analysis.verdicts import Cause
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import Plan, make_plan
+from ablate.experiments.design.power import alpha_of, blocks_for_events
+from ablate.experiments.design.rule import blocks_for_rarest_event
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.errors import SpecError
+from ablate.experiments.outcomes import VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED
+from ablate.experiments.records.receipts import Receipt
 from tests.calibrations import noisy_blocks
 from tests.factories import make_receipt, make_receipts, make_spec, spec_values
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.analysis.judge import judge
-from experiments.analysis.noise.calibrate import calibrate, key_of
-from experiments.analysis.sizing import budget_problems, size_by_seeds, size_of, sizing_problems, spreads_in
-from experiments.analysis.statistics import strength, widening
-from experiments.analysis.verdicts import Verdict
-from experiments.design.plan import make_plan
-from experiments.design.power import PLANNED_POWER, adopted_from, alpha_of
-from experiments.records.circumstances import CALIBRATED
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
+from ablate.experiments.analysis.sizing import budget_problems, size_by_seeds, size_of, sizing_problems, spreads_in
+from ablate.experiments.analysis.statistics import strength, widening
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.power import PLANNED_POWER, adopted_from, alpha_of
+from ablate.experiments.records.circumstances import CALIBRATED
 from tests.calibrations import aa_spec, make_block, noisy_blocks
 from tests.factories import make_receipt, make_spec
 

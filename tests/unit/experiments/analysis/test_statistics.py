@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.analysis.statistics import fit, holm, log_ratio, percent, sign_flip_p
+from ablate.experiments.analysis.statistics import fit, holm, log_ratio, percent, sign_flip_p
 
 D = [0.011, 0.004, 0.009, -0.002, 0.013, 0.007]
 PLACES = [1, -1, -1, 1, 1, -1]

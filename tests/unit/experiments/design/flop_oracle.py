@@ -1,6 +1,6 @@
-"""Tokens and model FLOPs of a step, counted from the shapes of the matrices, independently of `model.counts`."""
+"""Tokens and model FLOPs of a step, counted from the shapes of the matrices, independently of `ablate.model.counts`."""
 
-from experiments.design.kinds.kind import ArmConfig
+from ablate.experiments.design.kinds.kind import ArmConfig
 
 
 def step_tokens(config: ArmConfig) -> int:

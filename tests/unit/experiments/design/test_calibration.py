@@ -2,13 +2,13 @@
 
 import pytest
 
-from experiments.catalog.files import catalog_names
-from experiments.design.aa_spec import CONTENT_TYPE, REPEAT, bare_spec, calibration_spec
-from experiments.design.arms import resolve
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.design.recipes import RECIPES
-from experiments.errors import SpecError
+from ablate.experiments.catalog.files import catalog_names
+from ablate.experiments.design.aa_spec import CONTENT_TYPE, REPEAT, bare_spec, calibration_spec
+from ablate.experiments.design.arms import resolve
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.recipes import RECIPES
+from ablate.experiments.errors import SpecError
 from tests.factories import catalog_spec, make_spec
 
 NEEDS_NO_CALIBRATION = ("demo-refused", "tpu-memory", "tpu-mesh")  # cannot run, or decides by exact metrics

@@ -7,14 +7,14 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from experiments.design.aa_spec import calibration_spec
-from experiments.design.arms import read_config
-from experiments.design.kinds.command import CommandArm, sent_code
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan, questions
-from experiments.design.rule import rule_of
-from experiments.design.spec import ablation_json_schema
-from experiments.errors import SpecError
+from ablate.experiments.design.aa_spec import calibration_spec
+from ablate.experiments.design.arms import read_config
+from ablate.experiments.design.kinds.command import CommandArm, sent_code
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan, questions
+from ablate.experiments.design.rule import rule_of
+from ablate.experiments.design.spec import ablation_json_schema
+from ablate.experiments.errors import SpecError
 from tests.factories import command_values as values
 from tests.factories import spec_values
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from experiments.design.arms import resolve
-from experiments.design.comparability import other_model, other_work
-from experiments.design.equal_work import resolve_with_steps
-from experiments.design.gate import Claim, replace_fields
-from experiments.design.gates import GATES, with_gates
-from experiments.design.kinds.built_in import BuiltInArm
-from experiments.design.metrics import METRICS
-from experiments.design.plan import make_plan
-from experiments.design.recipes import HYBRID_TINY
-from experiments.design.spec import AblationSpec
-from experiments.errors import SpecError, SpecProblem
-from model.errors import ConfigError
+from ablate.experiments.design.arms import resolve
+from ablate.experiments.design.comparability import other_model, other_work
+from ablate.experiments.design.equal_work import resolve_with_steps
+from ablate.experiments.design.gate import Claim, replace_fields
+from ablate.experiments.design.gates import GATES, with_gates
+from ablate.experiments.design.kinds.built_in import BuiltInArm
+from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.recipes import HYBRID_TINY
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.model.errors import ConfigError
 from tests.factories import make_spec
 from tests.unit.experiments.design.flop_oracle import step_flops, step_tokens
 

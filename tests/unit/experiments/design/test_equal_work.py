@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from experiments.design.arms import Arm
-from experiments.design.comparability import trained
-from experiments.design.plan import make_plan
-from experiments.design.workload import MAX_TIMED
-from experiments.errors import SpecError, SpecProblem
+from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.comparability import trained
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.workload import MAX_TIMED
+from ablate.experiments.errors import SpecError, SpecProblem
 from tests.factories import command_values, make_spec
 from tests.unit.experiments.design.flop_oracle import step_flops
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from experiments.design.gate import Gate, GateValue, show
-from experiments.design.gates import BACK_ENDS, GATES, back_ends_of, with_gates
-from experiments.design.listings import public_gates
-from experiments.design.recipes import RECIPES
-from kernels.backends import NODE_CLASSES, Lane
-from kernels.scan_switches import ScanFact, ScanSwitches
-from model.config import MeshConfig, TrainConfig
-from model.facts import ModelFact
+from ablate.experiments.design.gate import Gate, GateValue, show
+from ablate.experiments.design.gates import BACK_ENDS, GATES, back_ends_of, with_gates
+from ablate.experiments.design.listings import public_gates
+from ablate.experiments.design.recipes import RECIPES
+from ablate.kernels.backends import NODE_CLASSES, Lane
+from ablate.kernels.scan_switches import ScanFact, ScanSwitches
+from ablate.model.config import MeshConfig, TrainConfig
+from ablate.model.facts import ModelFact
 
 OTHER_VALUES = [
     pytest.param(gate, value, id=f"{gate.name}={show(value)}")

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.design.load import MAX_SPEC_BYTES, load_values, parse_spec, spec_yaml
-from experiments.design.plan import make_plan
-from experiments.design.problems import listed
-from experiments.errors import SpecError, SpecProblem
-from kernels.backends import NODE_CLASSES
+from ablate.experiments.design.load import MAX_SPEC_BYTES, load_values, parse_spec, spec_yaml
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.problems import listed
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.kernels.backends import NODE_CLASSES
 from tests.bad_specs import BAD, BAD_TEXTS, GATES, JSON, TOML, YAML, bad_values
 from tests.factories import SPEC, make_spec, spec_values
 

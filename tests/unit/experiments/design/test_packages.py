@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.evidence import weakest_claim
-from experiments.design import packages
-from experiments.design.aa_spec import bare_spec, calibration_spec
-from experiments.design.arms import resolve
-from experiments.design.comparability import other_model, other_work
-from experiments.design.gate import Claim
-from experiments.design.kinds.command import CommandArm
-from experiments.design.listings import gates_of, public_gates, public_recipes
-from experiments.design.load import parse_spec
-from experiments.design.metrics import METRICS
-from experiments.design.plan import make_plan, questions
-from experiments.design.spec import AblationSpec, ablation_json_schema
-from experiments.design.spec_values import MOST_LETTERS
-from experiments.errors import SpecError
-from service.store.tables import blocks
+from ablate.experiments.analysis.evidence import weakest_claim
+from ablate.experiments.design import packages
+from ablate.experiments.design.aa_spec import bare_spec, calibration_spec
+from ablate.experiments.design.arms import resolve
+from ablate.experiments.design.comparability import other_model, other_work
+from ablate.experiments.design.gate import Claim
+from ablate.experiments.design.kinds.command import CommandArm
+from ablate.experiments.design.listings import gates_of, public_gates, public_recipes
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.design.plan import make_plan, questions
+from ablate.experiments.design.spec import AblationSpec, ablation_json_schema
+from ablate.experiments.design.spec_values import MOST_LETTERS
+from ablate.experiments.errors import SpecError
+from ablate.service.store.tables import blocks
 from tests.factories import spec_values
 from tests.own_packages import DECLARATION, OwnPackages, declared, own_packages
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from experiments.catalog.files import catalog_names, read_catalog_file
-from experiments.design.arms import resolve
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan, orders
-from experiments.design.rule import rule_digest
-from experiments.errors import SpecError
-from model.config import StepsConfig, TrainConfig
+from ablate.experiments.catalog.files import catalog_names, read_catalog_file
+from ablate.experiments.design.arms import resolve
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan, orders
+from ablate.experiments.design.rule import rule_digest
+from ablate.experiments.errors import SpecError
+from ablate.model.config import StepsConfig, TrainConfig
 from tests.factories import catalog_spec, make_spec
 
 REFUSED = "demo-refused"

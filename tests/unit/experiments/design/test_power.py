@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from experiments.design.power import (
+from ablate.experiments.design.power import (
     SESSION_ALPHA,
     alpha_of,
     blocks_to_detect,

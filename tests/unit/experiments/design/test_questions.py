@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.design.gate import read_field, replace_fields
-from experiments.design.load import parse_spec
-from experiments.design.metrics import METRICS, WINDOW_METRICS
-from experiments.design.plan import question_digest, questions
-from experiments.design.recipes import OVERRIDES, RECIPES
-from experiments.digest import canonical_json
+from ablate.experiments.design.gate import read_field, replace_fields
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.metrics import METRICS, WINDOW_METRICS
+from ablate.experiments.design.plan import question_digest, questions
+from ablate.experiments.design.recipes import OVERRIDES, RECIPES
+from ablate.experiments.digest import canonical_json
 from tests.factories import command_values, make_plan, make_spec, spec_values
 from tests.own_packages import OwnPackages, declared, own_packages
 

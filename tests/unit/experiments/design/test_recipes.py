@@ -1,8 +1,8 @@
 import pytest
 
-from experiments.design.plan import make_plan
-from experiments.design.recipes import HYBRID_REF_H200, RECIPES, Recipe
-from kernels.backends import NODE_CLASSES, Lane
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.recipes import HYBRID_REF_H200, RECIPES, Recipe
+from ablate.kernels.backends import NODE_CLASSES, Lane
 from tests.factories import make_spec
 
 

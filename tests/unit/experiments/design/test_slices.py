@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.noise.calibrate import estimator_digest
-from experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
-from experiments.design.arms import resolve
-from experiments.design.kinds.built_in import MAX_TRIALS
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan, questions, running_order
-from experiments.design.rule import rule_digest, rule_of, window_estimator
-from experiments.design.spec import AblationSpec
-from experiments.digest import digest
-from experiments.errors import SpecError
-from experiments.reporting.pages.circumstance_tables import rule_in_words
+from ablate.experiments.analysis.noise.calibrate import estimator_digest
+from ablate.experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
+from ablate.experiments.design.arms import resolve
+from ablate.experiments.design.kinds.built_in import MAX_TRIALS
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan, questions, running_order
+from ablate.experiments.design.rule import rule_digest, rule_of, window_estimator
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.digest import digest
+from ablate.experiments.errors import SpecError
+from ablate.experiments.reporting.pages.circumstance_tables import rule_in_words
 from tests.factories import make_spec
 
 STEPS = {"warmup": 1, "warmup_s": 0, "timed": 12, "val_rows": 2}

@@ -3,9 +3,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from experiments.catalog.files import read_catalog_file
-from experiments.design.load import load_values
-from experiments.design.spec import ablation_json_schema
+from ablate.experiments.catalog.files import read_catalog_file
+from ablate.experiments.design.load import load_values
+from ablate.experiments.design.spec import ablation_json_schema
 from tests.factories import make_plan, make_spec, spec_values
 
 SCHEMA = ablation_json_schema()

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.evidence import weakest_claim
-from experiments.design.arms import resolve
-from experiments.design.comparability import other_model
-from experiments.design.gate import Claim, read_field
-from experiments.design.plan import make_plan, questions
-from experiments.design.recipes import OF_AN_ARM, OVERRIDES, RECIPES, SHARED
-from experiments.reporting.wording import changed_gates
+from ablate.experiments.analysis.evidence import weakest_claim
+from ablate.experiments.design.arms import resolve
+from ablate.experiments.design.comparability import other_model
+from ablate.experiments.design.gate import Claim, read_field
+from ablate.experiments.design.plan import make_plan, questions
+from ablate.experiments.design.recipes import OF_AN_ARM, OVERRIDES, RECIPES, SHARED
+from ablate.experiments.reporting.wording import changed_gates
 from tests.factories import make_spec
 
 OTHER: dict[str, Any] = {

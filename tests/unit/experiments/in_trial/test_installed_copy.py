@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.in_trial.ablate_imports import installed_copy
+from ablate.experiments.in_trial.ablate_imports import installed_copy
 
 TEXT = "\n".join(f"line_{number} = {number}" for number in range(20))
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from experiments.in_trial import ablate, ablate_profile
-from model.measurements import StepTrace
+from ablate.experiments.in_trial import ablate, ablate_profile
+from ablate.model.measurements import StepTrace
+from ablate.workers.commands.ranks import ProgramMarks
 from tests.programs import program_config
-from workers.commands.ranks import ProgramMarks
 
 
 def event(name: str, start_us: float, us: float, *, device: str = "CPU", place: int = 0, num_bytes: int = 0) -> Any:

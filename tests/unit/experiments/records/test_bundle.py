@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.errors import BundleError
-from experiments.outcomes import FailureClass, VerdictWord
-from experiments.records.bundle import join_bundles, used_up_by
-from experiments.records.bundle_files import (
+from ablate.experiments.errors import BundleError
+from ablate.experiments.outcomes import FailureClass, VerdictWord
+from ablate.experiments.records.bundle import join_bundles, used_up_by
+from ablate.experiments.records.bundle_files import (
     BLOCK,
     LOG,
     MANIFEST,
@@ -17,9 +17,9 @@ from experiments.records.bundle_files import (
     read_bundle_files,
     write_tar,
 )
-from experiments.records.bundle_reader import open_bundle
-from experiments.reporting.pages.report import render
-from experiments.reporting.view import bundle_view, judge_bundle
+from ablate.experiments.records.bundle_reader import open_bundle
+from ablate.experiments.reporting.pages.report import render
+from ablate.experiments.reporting.view import bundle_view, judge_bundle
 from tests.bundles import broken_attempt, make_bundle, make_file, sealed, write_folder
 
 FILE = make_file()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.errors import BundleError
-from experiments.records.bundle import Bundle
-from experiments.records.bundle_files import MAX_BUNDLE_BYTES, MAX_BUNDLE_FILES, read_bundle_files, write_tar
-from experiments.records.bundle_reader import open_bundle
+from ablate.experiments.errors import BundleError
+from ablate.experiments.records.bundle import Bundle
+from ablate.experiments.records.bundle_files import MAX_BUNDLE_BYTES, MAX_BUNDLE_FILES, read_bundle_files, write_tar
+from ablate.experiments.records.bundle_reader import open_bundle
 from tests.bundles import make_bundle, make_file
 from tests.waiting import LIMIT_S
 
@@ -94,8 +94,8 @@ BOMBS: list[tuple[Callable[[Path], Path], str]] = [
 READ_WITH_LITTLE = """
 import resource, sys
 from pathlib import Path
-from experiments.errors import BundleError
-from experiments.records.bundle_files import read_bundle_files
+from ablate.experiments.errors import BundleError
+from ablate.experiments.records.bundle_files import read_bundle_files
 resource.setrlimit(resource.RLIMIT_AS, (900 * 2**20, 900 * 2**20))
 try:
     read_bundle_files(Path(sys.argv[1]))

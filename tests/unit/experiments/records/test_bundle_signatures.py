@@ -3,16 +3,16 @@ from pathlib import Path
 
 import pytest
 
-from experiments.errors import BundleError
-from experiments.outcomes import FailureClass
-from experiments.records.bundle import Attempt, BrokenAttempt, attempt_statement, signed_attempt
-from experiments.records.bundle_files import BLOCK, MANIFEST, read_bundle_files
-from experiments.records.bundle_reader import open_bundle
-from experiments.records.signing import Signer
-from experiments.reporting.view import judge_bundle
+from ablate.experiments.errors import BundleError
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.bundle import Attempt, BrokenAttempt, attempt_statement, signed_attempt
+from ablate.experiments.records.bundle_files import BLOCK, MANIFEST, read_bundle_files
+from ablate.experiments.records.bundle_reader import open_bundle
+from ablate.experiments.records.signing import Signer
+from ablate.experiments.reporting.view import judge_bundle
+from ablate.workers.errors import ExecRefused
+from ablate.workers.offline.bundle_folder import BundleFolder
 from tests.bundles import broken_attempt, make_bundle, make_file, make_node, sealed, write_folder
-from workers.errors import ExecRefused
-from workers.offline.bundle_folder import BundleFolder
 
 FILE = make_file()
 MINE, STRANGER = Signer(b"m" * 32), Signer(b"s" * 32)

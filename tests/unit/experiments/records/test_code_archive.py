@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.errors import CodeArchiveError
-from experiments.records import code_archive, code_tree
-from experiments.records.code_archive import pack_code, unpack_code
-from experiments.records.code_tree import tree_digest
+from ablate.experiments.errors import CodeArchiveError
+from ablate.experiments.records import code_archive, code_tree
+from ablate.experiments.records.code_archive import pack_code, unpack_code
+from ablate.experiments.records.code_tree import tree_digest
 from tests.repositories import walked
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from experiments.errors import CodeArchiveError
-from experiments.records.code_archive import PackedCode, pack_code, pack_commit, unpack_code
-from experiments.records.code_tree import tree_digest
-from experiments.records.commit_files import write_commit
+from ablate.experiments.errors import CodeArchiveError
+from ablate.experiments.records.code_archive import PackedCode, pack_code, pack_commit, unpack_code
+from ablate.experiments.records.code_tree import tree_digest
+from ablate.experiments.records.commit_files import write_commit
 from tests.repositories import SETTINGS, DrawnRepository, checked_out, git, is_clean, submodules_of, walked
 
 SEEDS = range(8)

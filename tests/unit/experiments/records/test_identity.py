@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.design.plan import Plan
-from experiments.ids import new_id
-from experiments.records.identity import (
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.ids import new_id
+from ablate.experiments.records.identity import (
     AttemptLease,
     PlannedWork,
     claimed_block,

@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from experiments.design.plan import controlled, make_plan
-from experiments.digest import digest
-from experiments.errors import PlanFileError
-from experiments.records import plan_file
-from experiments.records.plan_file import PlanFile, differences, make_plan_file, plan_file_text, read_plan_file
+from ablate.experiments.design.plan import controlled, make_plan
+from ablate.experiments.digest import digest
+from ablate.experiments.errors import PlanFileError
+from ablate.experiments.records import plan_file
+from ablate.experiments.records.plan_file import PlanFile, differences, make_plan_file, plan_file_text, read_plan_file
 from tests.bundles import make_file
 
 

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from experiments.design.plan import Plan
-from experiments.digest import digest
-from experiments.errors import ReceiptError
-from experiments.records.receipt_check import verify
-from experiments.records.receipts import summarise
-from model.measurements import Step, Validation
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.digest import digest
+from ablate.experiments.errors import ReceiptError
+from ablate.experiments.records.receipt_check import verify
+from ablate.experiments.records.receipts import summarise
+from ablate.model.measurements import Step, Validation
 from tests.factories import make_plan, make_receipt, make_spec
 
 Values: TypeAlias = dict[str, Any]

@@ -8,16 +8,16 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from experiments.analysis.guards import order_problems
-from experiments.analysis.judge import judge
-from experiments.design.plan import Plan
-from experiments.documents import seal
-from experiments.outcomes import Outcome, VerdictWord
-from experiments.records.circumstances import CALIBRATED
-from experiments.records.receipt_check import verify
-from experiments.records.receipt_clocks import slice_problems
-from experiments.records.receipts import Receipt, summarise
-from model.measurements import Step
+from ablate.experiments.analysis.guards import order_problems
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.documents import seal
+from ablate.experiments.outcomes import Outcome, VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED
+from ablate.experiments.records.receipt_check import verify
+from ablate.experiments.records.receipt_clocks import slice_problems
+from ablate.experiments.records.receipts import Receipt, summarise
+from ablate.model.measurements import Step
 from tests.factories import make_plan, make_spec
 from tests.sliced import sliced_receipts
 

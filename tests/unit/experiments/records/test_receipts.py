@@ -9,17 +9,17 @@ import pytest
 from pydantic import BaseModel
 from scipy import stats
 
-from experiments.design.gate_readings import read_gates
-from experiments.design.metrics import CURVE_METRICS, METRICS
-from experiments.digest import digest
-from experiments.errors import ReceiptError
-from experiments.outcomes import Outcome
-from experiments.records.receipt_check import verify
-from experiments.records.receipts import Receipt, read_metric, summarise
-from experiments.reporting.pages.evidence_tables import KERNEL_NUMBERS
-from kernels.scan_switches import ScanFact
-from model.facts import ModelFact
-from model.measurements import GIB, Step
+from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.metrics import CURVE_METRICS, METRICS
+from ablate.experiments.digest import digest
+from ablate.experiments.errors import ReceiptError
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.receipt_check import verify
+from ablate.experiments.records.receipts import Receipt, read_metric, summarise
+from ablate.experiments.reporting.pages.evidence_tables import KERNEL_NUMBERS
+from ablate.kernels.scan_switches import ScanFact
+from ablate.model.facts import ModelFact
+from ablate.model.measurements import GIB, Step
 from tests.factories import make_plan, make_receipt, observed_facts
 
 PLAN = make_plan()

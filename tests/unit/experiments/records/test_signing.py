@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from experiments.errors import SigningUnavailable
-from experiments.records import signing
-from experiments.records.messages import NodeRegistration
-from experiments.records.signing import (
+from ablate.experiments.errors import SigningUnavailable
+from ablate.experiments.records import signing
+from ablate.experiments.records.messages import NodeRegistration
+from ablate.experiments.records.signing import (
     KEY_PREFIX,
     Signature,
     Signer,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.design.load import load_values
-from experiments.errors import SpecError
-from experiments.records.code_archive import pack_code
-from experiments.records.spec_code import pack_spec
+from ablate.experiments.design.load import load_values
+from ablate.experiments.errors import SpecError
+from ablate.experiments.records.code_archive import pack_code
+from ablate.experiments.records.spec_code import pack_spec
 from tests.factories import command_values
 from tests.programs import write_program
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from experiments.digest import digest, digest_bytes
-from experiments.errors import BundleError
-from experiments.records.bundle_files import MANIFEST, read_bundle_files
-from experiments.records.bundle_reader import open_bundle, verify_bundle
-from experiments.records.earlier_release import EarlierBundle
-from experiments.records.receipt_check import verify, verify_signed
-from experiments.records.receipts import SCHEMA_VERSION
+from ablate.experiments.digest import digest, digest_bytes
+from ablate.experiments.errors import BundleError
+from ablate.experiments.records.bundle_files import MANIFEST, read_bundle_files
+from ablate.experiments.records.bundle_reader import open_bundle, verify_bundle
+from ablate.experiments.records.earlier_release import EarlierBundle
+from ablate.experiments.records.receipt_check import verify, verify_signed
+from ablate.experiments.records.receipts import SCHEMA_VERSION
 from tests.golden.freeze_readings import ADVICE, GOLDEN, changed
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -11,16 +11,16 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from experiments.analysis.judge import judge
-from experiments.analysis.verdicts import Verdict
-from experiments.design.spec import AblationSpec
-from experiments.outcomes import Outcome
-from experiments.records.circumstances import CALIBRATED
-from experiments.reporting.between import MOST_VARIANTS, between_variants
-from experiments.reporting.pages.report import render
-from experiments.reporting.terminal.markdown import verdict_markdown
-from experiments.reporting.verdict_layout import lay_out, short_answer
-from service.cli import verdict_tables
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.outcomes import Outcome
+from ablate.experiments.records.circumstances import CALIBRATED
+from ablate.experiments.reporting.between import MOST_VARIANTS, between_variants
+from ablate.experiments.reporting.pages.report import render
+from ablate.experiments.reporting.terminal.markdown import verdict_markdown
+from ablate.experiments.reporting.verdict_layout import lay_out, short_answer
+from ablate.service.cli import verdict_tables
 from tests import views
 from tests.factories import make_plan, make_receipts, spec_values
 

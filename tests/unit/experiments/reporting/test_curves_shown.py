@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from experiments.analysis.curves import band_of
-from experiments.design.plan import make_plan
-from experiments.records.receipts import Receipt
-from experiments.reporting.mlflow.runs import children
-from experiments.reporting.pictures.curves import distances, validation_curves
-from experiments.reporting.view import AblationView
+from ablate.experiments.analysis.curves import band_of
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting.mlflow.runs import children
+from ablate.experiments.reporting.pictures.curves import distances, validation_curves
+from ablate.experiments.reporting.view import AblationView
 from tests import views
 from tests.factories import make_receipt, make_spec
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.reporting.mlflow.parent import parent
-from experiments.reporting.mlflow.runs import children
-from experiments.reporting.pages.report import render
-from experiments.reporting.terminal.markdown import verdict_markdown
-from experiments.reporting.view import AblationView
-from service.cli import verdict_tables
+from ablate.experiments.reporting.mlflow.parent import parent
+from ablate.experiments.reporting.mlflow.runs import children
+from ablate.experiments.reporting.pages.report import render
+from ablate.experiments.reporting.terminal.markdown import verdict_markdown
+from ablate.experiments.reporting.view import AblationView
+from ablate.service.cli import verdict_tables
 from tests import views
 from tests.program_receipts import plan_of, program_receipts
 

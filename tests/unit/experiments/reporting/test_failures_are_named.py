@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from experiments.outcomes import BASELINE, Decision, Outcome, VerdictWord
-from experiments.reporting.mlflow.content import NOTE_TAG, RunContent
-from experiments.reporting.mlflow.runs import children
-from experiments.reporting.pages import evidence_tables
-from experiments.reporting.sentences import sentence
-from experiments.reporting.terminal.markdown import verdict_markdown
-from experiments.reporting.verdict_layout import short_answer
-from experiments.reporting.view import AblationView
-from service.cli import verdict_tables
+from ablate.experiments.outcomes import BASELINE, Decision, Outcome, VerdictWord
+from ablate.experiments.reporting.mlflow.content import NOTE_TAG, RunContent
+from ablate.experiments.reporting.mlflow.runs import children
+from ablate.experiments.reporting.pages import evidence_tables
+from ablate.experiments.reporting.sentences import sentence
+from ablate.experiments.reporting.terminal.markdown import verdict_markdown
+from ablate.experiments.reporting.verdict_layout import short_answer
+from ablate.experiments.reporting.view import AblationView
+from ablate.service.cli import verdict_tables
 from tests import views
 
 ENDS = (Outcome.REFUSED, Outcome.OOM, Outcome.TIMEOUT, Outcome.FAILED, Outcome.INVALID)

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.analysis.judge import judge
-from experiments.analysis.programs import MOST_CHANGES, kernels_of
-from experiments.analysis.verdicts import StepKernels, VariantVerdict
-from experiments.documents import seal
-from experiments.outcomes import FailureClass, Outcome, VerdictWord
-from experiments.records.circumstances import CALIBRATED
-from experiments.reporting.mlflow.parent import parent
-from experiments.reporting.mlflow.runs import KERNELS_FILE, arm_runs
-from experiments.reporting.pages.report import render
-from experiments.reporting.view import AblationView
-from service.cli import verdict_tables
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.programs import MOST_CHANGES, kernels_of
+from ablate.experiments.analysis.verdicts import StepKernels, VariantVerdict
+from ablate.experiments.documents import seal
+from ablate.experiments.outcomes import FailureClass, Outcome, VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED
+from ablate.experiments.reporting.mlflow.parent import parent
+from ablate.experiments.reporting.mlflow.runs import KERNELS_FILE, arm_runs
+from ablate.experiments.reporting.pages.report import render
+from ablate.experiments.reporting.view import AblationView
+from ablate.service.cli import verdict_tables
 from tests import views
 from tests.program_receipts import plan_of, program_receipt
 
@@ -58,7 +58,7 @@ def recipe_view(own: Rows, base: Rows = BASE) -> AblationView:
         for one in made.trials
         if one.receipt is not None
     ]
-    from experiments.design.load import parse_spec
+    from ablate.experiments.design.load import parse_spec
 
     verdict = judge(made.plan, parse_spec(made.spec_text.encode(), made.content_type), receipts, CALIBRATED)
     return dataclasses.replace(made, trials=tuple(map(views.trial_of, receipts)), verdict=verdict)

@@ -6,8 +6,8 @@ import re
 import pytest
 from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 
-from experiments.in_trial.ablate import LONGEST_NAME
-from experiments.reporting.mlflow.content import LONGEST_KEY, reported_key
+from ablate.experiments.in_trial.ablate import LONGEST_NAME
+from ablate.experiments.reporting.mlflow.content import LONGEST_KEY, reported_key
 
 NAMES = (
     *(

@@ -6,14 +6,14 @@ import string
 
 import pytest
 
-from experiments.outcomes import AblationState, Decision, VerdictWord
-from experiments.reporting import wording
-from experiments.reporting.mlflow import content
-from experiments.reporting.mlflow.parent import parent
-from experiments.reporting.mlflow.runs import children
-from experiments.reporting.table import Cell
-from experiments.reporting.verdict_layout import VariantLayout
-from experiments.reporting.view import AblationView
+from ablate.experiments.outcomes import AblationState, Decision, VerdictWord
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.mlflow import content
+from ablate.experiments.reporting.mlflow.parent import parent
+from ablate.experiments.reporting.mlflow.runs import children
+from ablate.experiments.reporting.table import Cell
+from ablate.experiments.reporting.verdict_layout import VariantLayout
+from ablate.experiments.reporting.view import AblationView
 from tests import views
 
 SPACE = "\N{NO-BREAK SPACE}"

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from experiments.analysis.noise.calibrate import calibrate
-from experiments.analysis.statistics import percent
-from experiments.analysis.verdicts import Verdict
-from experiments.outcomes import AblationState, Outcome, TrialState, VerdictWord
-from experiments.records.circumstances import Admission, Circumstances
-from experiments.reporting.mlflow.content import NOTE_TAG, RunContent
-from experiments.reporting.mlflow.parent import parent
-from experiments.reporting.mlflow.runs import DIFFERENCE, children, trial_runs
-from experiments.reporting.view import AblationView
+from ablate.experiments.analysis.noise.calibrate import calibrate
+from ablate.experiments.analysis.statistics import percent
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.outcomes import AblationState, Outcome, TrialState, VerdictWord
+from ablate.experiments.records.circumstances import Admission, Circumstances
+from ablate.experiments.reporting.mlflow.content import NOTE_TAG, RunContent
+from ablate.experiments.reporting.mlflow.parent import parent
+from ablate.experiments.reporting.mlflow.runs import DIFFERENCE, children, trial_runs
+from ablate.experiments.reporting.view import AblationView
 from tests import views
 from tests.calibrations import KEY, noisy_blocks
 

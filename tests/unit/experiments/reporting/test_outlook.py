@@ -5,11 +5,11 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.analysis.judge import judge
-from experiments.analysis.verdicts import Cause, Verdict
-from experiments.outcomes import FailureClass, VerdictWord
-from experiments.records.circumstances import CALIBRATED, Admission, AttemptRecord, Family
-from experiments.reporting.outlook import outlook, to_continue
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.verdicts import Cause, Verdict
+from ablate.experiments.outcomes import FailureClass, VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED, Admission, AttemptRecord, Family
+from ablate.experiments.reporting.outlook import outlook, to_continue
 from tests.factories import make_plan, make_receipts, make_spec
 
 SPEC = make_spec(design__blocks={"count": 8})

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from matplotlib.markers import MarkerStyle
 
-from experiments.outcomes import AblationState
-from experiments.reporting.pictures import differences, drawing, forest, memory, registry, trials
-from experiments.reporting.pictures.drawing import ArmStyle
-from experiments.reporting.pictures.theme import SHADES
-from experiments.reporting.view import AblationView
+from ablate.experiments.outcomes import AblationState
+from ablate.experiments.reporting.pictures import differences, drawing, forest, memory, registry, trials
+from ablate.experiments.reporting.pictures.drawing import ArmStyle
+from ablate.experiments.reporting.pictures.theme import SHADES
+from ablate.experiments.reporting.view import AblationView
 from tests import views
 
 

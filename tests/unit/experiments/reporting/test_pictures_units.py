@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from experiments.analysis.verdicts import Comparison
-from experiments.reporting.pictures import differences, forest, trials
-from experiments.reporting.view import AblationView
+from ablate.experiments.analysis.verdicts import Comparison
+from ablate.experiments.reporting.pictures import differences, forest, trials
+from ablate.experiments.reporting.view import AblationView
 from tests import views
 
 ANCHORS = {"x": "middle", "y": "end"}

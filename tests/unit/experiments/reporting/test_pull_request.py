@@ -2,13 +2,13 @@ import random
 
 import pytest
 
-from experiments.analysis.verdicts import RequirementResult
-from experiments.outcomes import AblationState, Decision, Required, VerdictWord
-from experiments.records.bundle_reader import open_bundle
-from experiments.records.circumstances import EarlierAblation, Family
-from experiments.records.signing import Signer
-from experiments.reporting.terminal.markdown import MAX_CHARS, Asked, pull_request_markdown
-from experiments.reporting.view import judge_bundle
+from ablate.experiments.analysis.verdicts import RequirementResult
+from ablate.experiments.outcomes import AblationState, Decision, Required, VerdictWord
+from ablate.experiments.records.bundle_reader import open_bundle
+from ablate.experiments.records.circumstances import EarlierAblation, Family
+from ablate.experiments.records.signing import Signer
+from ablate.experiments.reporting.terminal.markdown import MAX_CHARS, Asked, pull_request_markdown
+from ablate.experiments.reporting.view import judge_bundle
 from tests.bundles import make_bundle, make_file
 
 SIGNER = Signer(b"p" * 32)

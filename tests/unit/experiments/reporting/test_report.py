@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from experiments.outcomes import AblationState, FailureClass, VerdictWord
-from experiments.records.calibration import Calibration, CalibrationKey, Ledger
-from experiments.records.circumstances import (
+from ablate.experiments.outcomes import AblationState, FailureClass, VerdictWord
+from ablate.experiments.records.calibration import Calibration, CalibrationKey, Ledger
+from ablate.experiments.records.circumstances import (
     Admission,
     AttemptRecord,
     BlockSigner,
@@ -18,10 +18,10 @@ from experiments.records.circumstances import (
     EarlierAblation,
     Family,
 )
-from experiments.reporting import wording
-from experiments.reporting.pages import evidence_tables, report
-from experiments.reporting.pictures import registry
-from experiments.reporting.view import AblationView
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.pages import evidence_tables, report
+from ablate.experiments.reporting.pictures import registry
+from ablate.experiments.reporting.view import AblationView
 from tests import views
 
 EVERY_STATE: dict[str, Callable[[], AblationView]] = {

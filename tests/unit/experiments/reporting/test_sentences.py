@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
-from experiments.outcomes import Decision, FailureClass, VerdictWord
-from experiments.records.circumstances import Admission, AttemptRecord, Circumstances
-from experiments.reporting import sentences
-from experiments.reporting.terminal.markdown import verdict_markdown
-from experiments.reporting.verdict_layout import interval_heading, lay_out
+from ablate.experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
+from ablate.experiments.outcomes import Decision, FailureClass, VerdictWord
+from ablate.experiments.records.circumstances import Admission, AttemptRecord, Circumstances
+from ablate.experiments.reporting import sentences
+from ablate.experiments.reporting.terminal.markdown import verdict_markdown
+from ablate.experiments.reporting.verdict_layout import interval_heading, lay_out
 from tests import views
 
 FOUND = Comparison(

@@ -6,16 +6,16 @@ from collections import defaultdict
 
 import pytest
 
-from experiments.reporting import wording
-from experiments.reporting.mlflow.parent import parent
-from experiments.reporting.mlflow.runs import arm_runs
-from experiments.reporting.pages import evidence_tables
-from experiments.reporting.pages.first_screen import first_screen
-from experiments.reporting.pages.report import render
-from experiments.reporting.terminal.markdown import verdict_markdown
-from experiments.reporting.verdict_layout import lay_out
-from experiments.reporting.view import AblationView
-from experiments.reporting.wording import MOST_NODES
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.mlflow.parent import parent
+from ablate.experiments.reporting.mlflow.runs import arm_runs
+from ablate.experiments.reporting.pages import evidence_tables
+from ablate.experiments.reporting.pages.first_screen import first_screen
+from ablate.experiments.reporting.pages.report import render
+from ablate.experiments.reporting.terminal.markdown import verdict_markdown
+from ablate.experiments.reporting.verdict_layout import lay_out
+from ablate.experiments.reporting.view import AblationView
+from ablate.experiments.reporting.wording import MOST_NODES
 from tests import views
 
 ARMS = {"baseline": views.Effect(), "psiv-on": views.Effect(gates={"psiv_cache": True}, speed_pct=5)}

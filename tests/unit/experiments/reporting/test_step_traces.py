@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from experiments.reporting.mlflow.runs import arm_runs
-from experiments.reporting.pages.report import render
-from experiments.reporting.pictures.memory import step_memory
-from experiments.reporting.step_traces import TRACE_FILE, chrome_trace, step_table, traces
-from model.measurements import StepTrace
+from ablate.experiments.reporting.mlflow.runs import arm_runs
+from ablate.experiments.reporting.pages.report import render
+from ablate.experiments.reporting.pictures.memory import step_memory
+from ablate.experiments.reporting.step_traces import TRACE_FILE, chrome_trace, step_table, traces
+from ablate.model.measurements import StepTrace
 from tests import views
 from tests.unit.experiments.reporting.test_kernel_tables import FUSED, command_view, recipe_view
 

@@ -8,8 +8,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from experiments.ids import new_ids
-from experiments.reporting.terminal.terminal_table import (
+from ablate.experiments.ids import new_ids
+from ablate.experiments.reporting.terminal.terminal_table import (
     SHORTEST_ID,
     TerminalTable,
     ids,
@@ -18,7 +18,7 @@ from experiments.reporting.terminal.terminal_table import (
     texts,
     unique_prefixes,
 )
-from service.cli import tables, verdict_tables
+from ablate.service.cli import tables, verdict_tables
 from tests import views
 from tests.public_rows import ablation_row, trial_row
 

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.analysis.judge import judge
-from experiments.analysis.verdicts import Verdict
-from experiments.design.plan import Plan
-from experiments.design.spec import AblationSpec
-from experiments.outcomes import AblationState, FailureClass, Outcome, VerdictWord
-from experiments.records.circumstances import AttemptRecord, Circumstances
-from experiments.records.receipts import Receipt
-from experiments.reporting.pages import report
-from experiments.reporting.pages.first_screen import headline
-from experiments.reporting.pictures.forest import forest
-from experiments.reporting.terminal.markdown import pull_request_markdown
-from experiments.reporting.verdict_layout import lay_out, short_answer
-from experiments.reporting.view import AblationView
-from experiments.retries import budget_spent
-from service.cli import verdict_tables
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.outcomes import AblationState, FailureClass, Outcome, VerdictWord
+from ablate.experiments.records.circumstances import AttemptRecord, Circumstances
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting.pages import report
+from ablate.experiments.reporting.pages.first_screen import headline
+from ablate.experiments.reporting.pictures.forest import forest
+from ablate.experiments.reporting.terminal.markdown import pull_request_markdown
+from ablate.experiments.reporting.verdict_layout import lay_out, short_answer
+from ablate.experiments.reporting.view import AblationView
+from ablate.experiments.retries import budget_spent
+from ablate.service.cli import verdict_tables
 from tests.factories import GIB, make_plan, make_receipt, make_spec
 
 VARIANT = "psiv-on"

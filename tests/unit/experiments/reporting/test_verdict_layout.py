@@ -11,26 +11,32 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from experiments.analysis.answer import gain_pct
-from experiments.analysis.judge import judge
-from experiments.analysis.verdicts import Verdict
-from experiments.outcomes import Decision, VerdictWord
-from experiments.records.circumstances import CALIBRATED, Admission
-from experiments.reporting import wording
-from experiments.reporting.between import between_variants
-from experiments.reporting.mlflow.parent import parent
-from experiments.reporting.mlflow.runs import arm_runs
-from experiments.reporting.pages import report
-from experiments.reporting.pages.first_screen import first_screen, headline
-from experiments.reporting.pictures import registry
-from experiments.reporting.sentences import lead
-from experiments.reporting.table import Table, Tone
-from experiments.reporting.terminal.markdown import pull_request_markdown, verdict_markdown
-from experiments.reporting.verdict_cells import WORDS
-from experiments.reporting.verdict_layout import VerdictLayout, by_importance, improvement_pct, lay_out, short_answer
-from experiments.reporting.view import AblationView
-from service.cli import verdict_tables
-from service.web.answers import read_answer
+from ablate.experiments.analysis.answer import gain_pct
+from ablate.experiments.analysis.judge import judge
+from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.records.circumstances import CALIBRATED, Admission
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.between import between_variants
+from ablate.experiments.reporting.mlflow.parent import parent
+from ablate.experiments.reporting.mlflow.runs import arm_runs
+from ablate.experiments.reporting.pages import report
+from ablate.experiments.reporting.pages.first_screen import first_screen, headline
+from ablate.experiments.reporting.pictures import registry
+from ablate.experiments.reporting.sentences import lead
+from ablate.experiments.reporting.table import Table, Tone
+from ablate.experiments.reporting.terminal.markdown import pull_request_markdown, verdict_markdown
+from ablate.experiments.reporting.verdict_cells import WORDS
+from ablate.experiments.reporting.verdict_layout import (
+    VerdictLayout,
+    by_importance,
+    improvement_pct,
+    lay_out,
+    short_answer,
+)
+from ablate.experiments.reporting.view import AblationView
+from ablate.service.cli import verdict_tables
+from ablate.service.web.answers import read_answer
 from tests import views
 from tests.factories import make_plan, make_receipt, make_receipts, make_spec
 

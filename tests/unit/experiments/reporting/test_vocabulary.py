@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.analysis.verdicts import Cause
-from experiments.outcomes import BlockState, Decision, Outcome, TrialState, VerdictWord
-from experiments.records.circumstances import AttemptRecord, Circumstances
-from experiments.reporting.mlflow.parent import parent
-from experiments.reporting.pages.report import render
-from experiments.reporting.terminal.markdown import pull_request_markdown
-from experiments.reporting.verdict_cells import WORDS
-from experiments.reporting.view import AblationView
-from service.cli import verdict_tables
-from service.web import grid
+from ablate.experiments.analysis.verdicts import Cause
+from ablate.experiments.outcomes import BlockState, Decision, Outcome, TrialState, VerdictWord
+from ablate.experiments.records.circumstances import AttemptRecord, Circumstances
+from ablate.experiments.reporting.mlflow.parent import parent
+from ablate.experiments.reporting.pages.report import render
+from ablate.experiments.reporting.terminal.markdown import pull_request_markdown
+from ablate.experiments.reporting.verdict_cells import WORDS
+from ablate.experiments.reporting.view import AblationView
+from ablate.service.cli import verdict_tables
+from ablate.service.web import grid
 from tests import views
 from tests.architecture.pages import ROOT
 

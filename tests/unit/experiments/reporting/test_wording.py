@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from experiments.reporting import wording
+from ablate.experiments.reporting import wording
 
 PLAIN = re.compile(r"\d{1,3}(,\d{3})*(\.\d+)?(e[+-]\d+)?")
 """A number whose thousands are grouped."""

@@ -5,8 +5,8 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from experiments.outcomes import ExitCode
-from experiments.system.console import GROUP, build
+from ablate.experiments.outcomes import ExitCode
+from ablate.experiments.system.console import GROUP, build
 
 merged = typer.Typer()
 named = typer.Typer(name="machine")

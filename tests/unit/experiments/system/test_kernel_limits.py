@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.system.kernel_limits import _MACHINES, _assembled, _filter
+from ablate.experiments.system.kernel_limits import _MACHINES, _assembled, _filter
 
 ALLOWED, REFUSED, ABSENT = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 NAMESPACES = {

@@ -8,7 +8,7 @@ from contextvars import copy_context
 
 import pytest
 
-from experiments.system.logs import LogFormat, configure_logging, current_request_id, requested_by, visible
+from ablate.experiments.system.logs import LogFormat, configure_logging, current_request_id, requested_by, visible
 
 STEERING = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F)]
 STEERING += range(0x2066, 0x206A)

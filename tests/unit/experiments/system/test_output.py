@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.system.logs import accept_every_text
+from ablate.experiments.system.logs import accept_every_text
 from tests.architecture.pages import ROOT
 from tests.waiting import LIMIT_S
 
@@ -44,7 +44,7 @@ def test_every_shell_shows_every_text(words: tuple[str | bytes, ...], shell: str
 @pytest.mark.parametrize("shell", ["ascii", "C", "cp1252"])
 def test_json_keeps_its_values_in_every_shell(shell: str) -> None:
     value = {"name": "\u0141\xf3d\u017a \u2192 \xb1 \U0001f600", "list": []}
-    code = f"from service.cli.output import print_json; print_json({value!a})"
+    code = f"from ablate.service.cli.output import print_json; print_json({value!a})"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **SHELLS[shell]}, capture_output=True, check=True, cwd=ROOT
     )
@@ -53,7 +53,7 @@ def test_json_keeps_its_values_in_every_shell(shell: str) -> None:
 
 def test_a_character_that_the_stream_lacks_becomes_ascii() -> None:
     text = "\xb1 \u0141 \U0001f600 \udcff \u2014"
-    code = f"from experiments.system import logs; logs.accept_every_text(); print({text!a})"
+    code = f"from ablate.experiments.system import logs; logs.accept_every_text(); print({text!a})"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **SHELLS["ascii"]}, capture_output=True, check=True, cwd=ROOT
     )

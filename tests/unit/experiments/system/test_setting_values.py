@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.errors import BadSetting
-from experiments.system.setting_values import (
+from ablate.experiments.errors import BadSetting
+from ablate.experiments.system.setting_values import (
     checked_secret,
     credentials_of,
     host_of,

@@ -1,4 +1,4 @@
-from experiments.system.wake import celery_app, wake_exchange, wake_queue, wake_subscription
+from ablate.experiments.system.wake import celery_app, wake_exchange, wake_queue, wake_subscription
 
 
 def test_subscriptions_share_the_exchange_and_nothing_else() -> None:

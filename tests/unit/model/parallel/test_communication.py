@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from model.config import MeshConfig, StepsConfig
-from model.data.dataset import Dataset
-from model.errors import MeasurementError
-from model.training.communication import communication_of, overlap, union
-from model.training.train import TrainResult, train
+from ablate.model.config import MeshConfig, StepsConfig
+from ablate.model.data.dataset import Dataset
+from ablate.model.errors import MeasurementError
+from ablate.model.training.communication import communication_of, overlap, union
+from ablate.model.training.train import TrainResult, train
 from tests.ranks import run_ranks
 from tests.unit.model.parallel.test_ranked_training import trained
 from tests.unit.model.test_train import config_for

@@ -16,9 +16,9 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
-from experiments.design.gate_readings import read_gates
-from experiments.design.gates import GATES
-from model.config import (
+from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.gates import GATES
+from ablate.model.config import (
     AttentionConfig,
     HybridConfig,
     MambaConfig,
@@ -28,17 +28,17 @@ from model.config import (
     TrainConfig,
     check_mesh,
 )
-from model.data.dataset import Dataset, open_prepared
-from model.data.packing import Batch
-from model.errors import ConfigError
-from model.facts import ModelFact
-from model.hybrid import Hybrid, build
-from model.parallel.ranks import Ranks
-from model.training import compilation
-from model.training.compilation import start_compilation
-from model.training.loss import cross_entropy
-from model.training.ranked_step import RankedStep
-from model.training.train import TrainResult, train
+from ablate.model.data.dataset import Dataset, open_prepared
+from ablate.model.data.packing import Batch
+from ablate.model.errors import ConfigError
+from ablate.model.facts import ModelFact
+from ablate.model.hybrid import Hybrid, build
+from ablate.model.parallel.ranks import Ranks
+from ablate.model.training import compilation
+from ablate.model.training.compilation import start_compilation
+from ablate.model.training.loss import cross_entropy
+from ablate.model.training.ranked_step import RankedStep
+from ablate.model.training.train import TrainResult, train
 from tests.ranks import run_ranks
 from tests.unit.model.parallel.test_tensor import batch_of
 from tests.unit.model.test_train import config_for

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kernels.scan_switches import ScanSwitches
-from model.config import (
+from ablate.kernels.scan_switches import ScanSwitches
+from ablate.model.config import (
     CONTEXT_ATTENTION,
     AttentionConfig,
     HybridConfig,
@@ -16,15 +16,22 @@ from model.config import (
     MeshConfig,
     check_tensor_geometry,
 )
-from model.data.packing import Batch
-from model.errors import ConfigError
-from model.hybrid import Hybrid, initialise
-from model.layers.attention import document_mask, masked_attention
-from model.parallel import context
-from model.parallel.context import ATTEND_OVER_PIECES, PieceExchange, packed_keys, row_piece, spread_rows, visible_keys
-from model.parallel.ranks import Group
-from model.parallel.tensor import divide_layers, gradient_norm
-from model.training.loss import cross_entropy
+from ablate.model.data.packing import Batch
+from ablate.model.errors import ConfigError
+from ablate.model.hybrid import Hybrid, initialise
+from ablate.model.layers.attention import document_mask, masked_attention
+from ablate.model.parallel import context
+from ablate.model.parallel.context import (
+    ATTEND_OVER_PIECES,
+    PieceExchange,
+    packed_keys,
+    row_piece,
+    spread_rows,
+    visible_keys,
+)
+from ablate.model.parallel.ranks import Group
+from ablate.model.parallel.tensor import divide_layers, gradient_norm
+from ablate.model.training.loss import cross_entropy
 from tests.ranks import run_ranks
 
 VOCAB = 258

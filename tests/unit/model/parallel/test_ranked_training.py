@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.design.gate import GateValue
-from experiments.design.gate_readings import read_gates
-from experiments.design.gates import GATES, with_gates
-from kernels.backends import NODE_CLASSES, Lane
-from model.config import (
+from ablate.experiments.design.gate import GateValue
+from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.gates import GATES, with_gates
+from ablate.kernels.backends import NODE_CLASSES, Lane
+from ablate.model.config import (
     AttentionConfig,
     HybridConfig,
     LossKind,
@@ -23,16 +23,16 @@ from model.config import (
     TrainConfig,
     check_mesh,
 )
-from model.data.dataset import Dataset, open_prepared
-from model.data.packing import Batch
-from model.errors import ConfigError
-from model.parallel import data
-from model.parallel.context import PieceExchange
-from model.parallel.ranks import Group, Ranks
-from model.training import ranked_step
-from model.training.loss import cross_entropy
-from model.training.ranked_step import cut
-from model.training.train import TrainResult, train
+from ablate.model.data.dataset import Dataset, open_prepared
+from ablate.model.data.packing import Batch
+from ablate.model.errors import ConfigError
+from ablate.model.parallel import data
+from ablate.model.parallel.context import PieceExchange
+from ablate.model.parallel.ranks import Group, Ranks
+from ablate.model.training import ranked_step
+from ablate.model.training.loss import cross_entropy
+from ablate.model.training.ranked_step import cut
+from ablate.model.training.train import TrainResult, train
 from tests.ranks import run_ranks
 from tests.unit.model.test_train import config_for
 

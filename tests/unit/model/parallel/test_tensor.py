@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from kernels.backends import Lane
-from kernels.scan_switches import ScanSwitches
-from model.config import (
+from ablate.kernels.backends import Lane
+from ablate.kernels.scan_switches import ScanSwitches
+from ablate.model.config import (
     AttentionConfig,
     HybridConfig,
     LossKind,
@@ -32,13 +32,13 @@ from model.config import (
     check_tensor_geometry,
     check_tensor_parallel,
 )
-from model.errors import ConfigError
-from model.hybrid import Hybrid, build
-from model.parallel.context import spread_rows
-from model.parallel.ranks import Group, Ranks
-from model.parallel.tensor import divide_layers, gradient_norm
-from model.training.loss import cross_entropy
-from model.training.optimizers import optimizer_of
+from ablate.model.errors import ConfigError
+from ablate.model.hybrid import Hybrid, build
+from ablate.model.parallel.context import spread_rows
+from ablate.model.parallel.ranks import Group, Ranks
+from ablate.model.parallel.tensor import divide_layers, gradient_norm
+from ablate.model.training.loss import cross_entropy
+from ablate.model.training.optimizers import optimizer_of
 from tests.ranks import run_ranks
 
 ROWS, TOKENS, STEPS = 2, 22, 2

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments.outcomes import BlockState, Outcome, TrialState
-from service.web import grid
+from ablate.experiments.outcomes import BlockState, Outcome, TrialState
+from ablate.service.web import grid
 from tests.public_rows import ablation_row
 
 ARMS = ("baseline", "b", "c")

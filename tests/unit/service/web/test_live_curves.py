@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from experiments.reporting.wording import duration
-from service.web import live_curves
-from service.web.live_curves import QUANTITIES, TrialCurve, curves_of_arm, curves_of_steps, draw_arms
+from ablate.experiments.reporting.wording import duration
+from ablate.service.web import live_curves
+from ablate.service.web.live_curves import QUANTITIES, TrialCurve, curves_of_arm, curves_of_steps, draw_arms
 
 LOSS = QUANTITIES[0]
 

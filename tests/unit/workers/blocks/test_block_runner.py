@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from experiments.documents import write_whole
-from experiments.outcomes import FailureClass
-from experiments.records.identity import ClaimedBlock
-from experiments.records.messages import PREPARATION_LIMIT_S
-from model.config import DataConfig
+from ablate.experiments.documents import write_whole
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.identity import ClaimedBlock
+from ablate.experiments.records.messages import PREPARATION_LIMIT_S
+from ablate.model.config import DataConfig
+from ablate.workers.blocks.block_runner import BlockRunner, NodeContext
+from ablate.workers.errors import BlockBroken
+from ablate.workers.identity.node import Node, find_node
+from ablate.workers.lease import Lease, StopReason
+from ablate.workers.paths import WorkPaths
+from ablate.workers.processes.runner import Ending
+from ablate.workers.processes.trial_output import BlockOutput
+from ablate.workers.trials.result import TrialOrder, TrialResult
 from tests.integration.worker_service import block, built_in_arm
 from tests.programs import program_config
 from tests.trial_files import left_behind
-from workers.blocks.block_runner import BlockRunner, NodeContext
-from workers.errors import BlockBroken
-from workers.identity.node import Node, find_node
-from workers.lease import Lease, StopReason
-from workers.paths import WorkPaths
-from workers.processes.runner import Ending
-from workers.processes.trial_output import BlockOutput
-from workers.trials.result import TrialOrder, TrialResult
 
 DONE = Ending(stopped=None, exit_code=0, wall_s=1.0, oom_kills=0, peak_rss_bytes=None, survivors=())
 

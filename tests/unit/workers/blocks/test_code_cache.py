@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.outcomes import FailureClass
-from workers.blocks import code_cache
-from workers.blocks.code_cache import CodeCache
-from workers.commands.code_copy import archive_path
-from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, StaleLease
-from workers.lease import Lease, StopReason, boot_time_s
+from ablate.experiments.outcomes import FailureClass
+from ablate.workers.blocks import code_cache
+from ablate.workers.blocks.code_cache import CodeCache
+from ablate.workers.commands.code_copy import archive_path
+from ablate.workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, StaleLease
+from ablate.workers.lease import Lease, StopReason, boot_time_s
 
 
 class Source:

@@ -14,29 +14,29 @@ from typing import Any
 
 import pytest
 
-from experiments.design.kinds.program import ProgramArm
-from experiments.digest import canonical_json
-from experiments.documents import write_whole
-from experiments.outcomes import FailureClass, Outcome
-from experiments.records.identity import ClaimedBlock
-from experiments.records.plan_file import make_plan_file
-from experiments.records.receipt_check import verify
-from experiments.records.receipts import Receipt
-from experiments.retries import SPEAKS_AGAINST_NODE
+from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.digest import canonical_json
+from ablate.experiments.documents import write_whole
+from ablate.experiments.outcomes import FailureClass, Outcome
+from ablate.experiments.records.identity import ClaimedBlock
+from ablate.experiments.records.plan_file import make_plan_file
+from ablate.experiments.records.receipt_check import verify
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.retries import SPEAKS_AGAINST_NODE
+from ablate.workers.blocks.receipt import TrialRecord
+from ablate.workers.commands.device_samples import DeviceSamples
+from ablate.workers.commands.program import result_of
+from ablate.workers.commands.program_end import ProgramEnd, not_finite, program_failure
+from ablate.workers.commands.ranks import ProgramMarks
+from ablate.workers.errors import BlockBroken
+from ablate.workers.identity.node import Node, find_node
+from ablate.workers.paths import TrialPaths, WorkPaths
+from ablate.workers.processes.runner import Ending
+from ablate.workers.processes.trial_output import BlockOutput
+from ablate.workers.trials import failures
+from ablate.workers.trials.result import TrialResult, read_result, read_steps
 from tests.program_receipts import plan_of, program_values
 from tests.unit.workers.processes.test_program_messages import changed
-from workers.blocks.receipt import TrialRecord
-from workers.commands.device_samples import DeviceSamples
-from workers.commands.program import result_of
-from workers.commands.program_end import ProgramEnd, not_finite, program_failure
-from workers.commands.ranks import ProgramMarks
-from workers.errors import BlockBroken
-from workers.identity.node import Node, find_node
-from workers.paths import TrialPaths, WorkPaths
-from workers.processes.runner import Ending
-from workers.processes.trial_output import BlockOutput
-from workers.trials import failures
-from workers.trials.result import TrialResult, read_result, read_steps
 
 NUMBER_OF_TRIALS = 700
 """Each sends about 15 messages."""

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from experiments.digest import canonical_json
-from experiments.documents import write_whole
-from experiments.outcomes import FailureClass
-from experiments.records.plan_file import make_plan_file
+from ablate.experiments.digest import canonical_json
+from ablate.experiments.documents import write_whole
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.plan_file import make_plan_file
+from ablate.workers.blocks import receipt
+from ablate.workers.blocks.receipt import TrialRecord
+from ablate.workers.errors import BlockBroken
+from ablate.workers.identity.node import find_node
+from ablate.workers.paths import WorkPaths
+from ablate.workers.processes.runner import Ending
+from ablate.workers.trials.result import TrialResult
 from tests.program_receipts import plan_of, program_receipt, program_values
-from workers.blocks import receipt
-from workers.blocks.receipt import TrialRecord
-from workers.errors import BlockBroken
-from workers.identity.node import find_node
-from workers.paths import WorkPaths
-from workers.processes.runner import Ending
-from workers.trials.result import TrialResult
 
 
 def ended(

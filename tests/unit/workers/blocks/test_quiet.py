@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.blocks.quiet import FIRST_LOOK_S, LOOK_S, CoreLoad, Quiet, read_load
-from workers.errors import BlockStopped
-from workers.lease import StopReason
+from ablate.workers.blocks.quiet import FIRST_LOOK_S, LOOK_S, CoreLoad, Quiet, read_load
+from ablate.workers.errors import BlockStopped
+from ablate.workers.lease import StopReason
 
 CORES = 2
 

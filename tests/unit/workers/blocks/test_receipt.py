@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from experiments.outcomes import FailureClass, Outcome
-from experiments.records.identity import ClaimedBlock
-from experiments.records.receipt_check import verify
-from experiments.retries import Break
-from model.measurements import Step
+from ablate.experiments.outcomes import FailureClass, Outcome
+from ablate.experiments.records.identity import ClaimedBlock
+from ablate.experiments.records.receipt_check import verify
+from ablate.experiments.retries import Break
+from ablate.model.measurements import Step
+from ablate.workers.errors import BlockBroken
+from ablate.workers.identity.node import Node, find_node
+from ablate.workers.lease import StopReason
 from tests.bundles import make_file
 from tests.factories import make_steps, make_validations
 from tests.trial_files import left_behind
-from workers.errors import BlockBroken
-from workers.identity.node import Node, find_node
-from workers.lease import StopReason
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from experiments.design.plan import Plan
-from experiments.digest import canonical_json
-from experiments.documents import write_whole
-from experiments.outcomes import FailureClass, Outcome
-from experiments.records.plan_file import make_plan_file
-from experiments.records.receipt_check import contradictions, verify
-from experiments.records.receipts import Receipt
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.digest import canonical_json
+from ablate.experiments.documents import write_whole
+from ablate.experiments.outcomes import FailureClass, Outcome
+from ablate.experiments.records.plan_file import make_plan_file
+from ablate.experiments.records.receipt_check import contradictions, verify
+from ablate.experiments.records.receipts import Receipt
+from ablate.workers.blocks.receipt import TrialRecord
+from ablate.workers.identity.node import find_node
+from ablate.workers.paths import WorkPaths
+from ablate.workers.processes.runner import Ending
+from ablate.workers.trials.result import TrialResult
 from tests.program_receipts import plan_of, program_receipt, program_values
-from workers.blocks.receipt import TrialRecord
-from workers.identity.node import find_node
-from workers.paths import WorkPaths
-from workers.processes.runner import Ending
-from workers.trials.result import TrialResult
 
 CHANGES = {"workload__require_kernels": {"fused": "liger_.*entropy"}}
 KERNELS = [("ampere_sgemm_128", 3, 70.0), ("liger_rms_norm", 1, 5.0), ("cross_entropy", 1, 9.0)]

@@ -5,10 +5,10 @@ import sys
 
 import psutil
 
-from experiments.records.receipts import DeviceEvents, ForeignProcess
+from ablate.experiments.records.receipts import DeviceEvents, ForeignProcess
+from ablate.workers.blocks.surroundings import MOST, busiest, changes, process_times, worst_of
+from ablate.workers.devices.probe_types import DeviceState
 from tests.waiting import until
-from workers.blocks.surroundings import MOST, busiest, changes, process_times, worst_of
-from workers.devices.probe_types import DeviceState
 
 
 def test_changes_list_the_processes_of_both_states() -> None:

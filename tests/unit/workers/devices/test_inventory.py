@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from kernels.backends import NODE_CLASSES
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.workers.devices import inventory
+from ablate.workers.devices.inventory import PROBES, find_devices
+from ablate.workers.errors import DeviceMissing
 from tests.nvidia_smi import put_gpus, put_smi
-from workers.devices import inventory
-from workers.devices.inventory import PROBES, find_devices
-from workers.errors import DeviceMissing
 
 
 def test_find_devices_distinguishes_an_h100_from_an_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

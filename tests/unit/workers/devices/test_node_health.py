@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ablate.workers.devices import node_health
+from ablate.workers.devices.inventory import HostProbe
+from ablate.workers.devices.node_health import ReleaseProof
+from ablate.workers.devices.nvidia_probe import NvidiaProbe
+from ablate.workers.errors import DeviceUnknown
 from tests.nvidia_smi import put_smi
-from workers.devices import node_health
-from workers.devices.inventory import HostProbe
-from workers.devices.node_health import ReleaseProof
-from workers.devices.nvidia_probe import NvidiaProbe
-from workers.errors import DeviceUnknown
 
 MIB = 2**20
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from kernels.backends import NODE_CLASSES
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.workers.blocks.surroundings import changes
+from ablate.workers.devices.inventory import find_devices
+from ablate.workers.devices.node_health import ReleaseProof
+from ablate.workers.devices.nvidia_probe import NvidiaProbe, parse_state
+from ablate.workers.devices.probe_types import DeviceState, ProbeResult
+from ablate.workers.errors import DeviceMissing
 from tests.nvidia_smi import UUIDS, put_busy_gpus, put_gpus, put_smi
-from workers.blocks.surroundings import changes
-from workers.devices.inventory import find_devices
-from workers.devices.node_health import ReleaseProof
-from workers.devices.nvidia_probe import NvidiaProbe, parse_state
-from workers.devices.probe_types import DeviceState, ProbeResult
-from workers.errors import DeviceMissing
 
 MIB = 2**20
 A, B = UUIDS

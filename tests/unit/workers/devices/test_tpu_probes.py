@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from kernels.backends import NODE_CLASSES
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.workers.blocks.surroundings import changes
+from ablate.workers.devices.inventory import PROBES, find_devices
+from ablate.workers.devices.node_health import ReleaseProof
+from ablate.workers.devices.tpu_probes import TpuProbe
+from ablate.workers.errors import DeviceMissing
 from tests.waiting import until
-from workers.blocks.surroundings import changes
-from workers.devices.inventory import PROBES, find_devices
-from workers.devices.node_health import ReleaseProof
-from workers.devices.tpu_probes import TpuProbe
-from workers.errors import DeviceMissing
 
 V6E, V5E, V4 = "0x006f", "0x0063", "0x005e"
 

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.outcomes import FailureClass
-from kernels import xla_compiler
-from kernels.xla_compiler import Order, libtpu_refusal
-from workers.devices import xla_compilation
-from workers.devices.xla_compilation import ask_compiler, find_overflow
-from workers.errors import CompilerFailed, CompilerKilled, DeviceMissing
-from workers.trials.failures import classify
+from ablate.experiments.outcomes import FailureClass
+from ablate.kernels import xla_compiler
+from ablate.kernels.xla_compiler import Order, libtpu_refusal
+from ablate.workers.devices import xla_compilation
+from ablate.workers.devices.xla_compilation import ask_compiler, find_overflow
+from ablate.workers.errors import CompilerFailed, CompilerKilled, DeviceMissing
+from ablate.workers.trials.failures import classify
 
 GIB, MIB = 2**30, 2**20
 

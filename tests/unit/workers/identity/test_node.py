@@ -2,8 +2,8 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.digest import CODE_PACKAGES, code_digest
-from workers.identity.node import find_node, read_code
+from ablate.experiments.digest import CODE_PACKAGES, code_digest
+from ablate.workers.identity.node import find_node, read_code
 
 
 def _checkout(root: Path) -> Path:

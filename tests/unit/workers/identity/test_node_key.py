@@ -6,10 +6,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from experiments.errors import SigningUnavailable
-from workers.errors import NodeKeyError
-from workers.identity import node_key
-from workers.identity.node_key import KEY_FILE, node_signer
+from ablate.experiments.errors import SigningUnavailable
+from ablate.workers.errors import NodeKeyError
+from ablate.workers.identity import node_key
+from ablate.workers.identity.node_key import KEY_FILE, node_signer
 
 
 def test_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from experiments.records.identity import BlockReport
-from experiments.records.messages import ClaimRequest, Heartbeat
-from workers.errors import ApiRefused, ApiUnreachable, StaleLease
-from workers.leases.service_api import ServiceApi
-from workers.leases.spool import Spool
+from ablate.experiments.records.identity import BlockReport
+from ablate.experiments.records.messages import ClaimRequest, Heartbeat
+from ablate.workers.errors import ApiRefused, ApiUnreachable, StaleLease
+from ablate.workers.leases.service_api import ServiceApi
+from ablate.workers.leases.spool import Spool
 
 TOKEN = "hZ3V5T8QW2R4Y6M9N0P1Sw"
 ATTEMPT = "att_1"

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.leases.spool import Spool
+from ablate.workers.leases.spool import Spool
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\0", None])

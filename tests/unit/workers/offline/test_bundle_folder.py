@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments.errors import BundleError
-from experiments.outcomes import FailureClass
-from experiments.records.bundle import Attempt, Bundle
-from experiments.records.bundle_files import MANIFEST, PLAN, RECEIPT, read_bundle_files
-from experiments.records.bundle_reader import open_bundle
+from ablate.experiments.errors import BundleError
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.bundle import Attempt, Bundle
+from ablate.experiments.records.bundle_files import MANIFEST, PLAN, RECEIPT, read_bundle_files
+from ablate.experiments.records.bundle_reader import open_bundle
+from ablate.workers.errors import ExecRefused
+from ablate.workers.offline.bundle_folder import BundleFolder
 from tests.bundles import broken_attempt, make_bundle, make_file, make_node, names, sealed, write_folder
 from tests.factories import make_receipt
-from workers.errors import ExecRefused
-from workers.offline.bundle_folder import BundleFolder
 
 FILE = make_file()
 

@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.records.circumstances import NOT_REGISTERED
-from experiments.records.signing import Signer
-from kernels.backends import NODE_CLASSES
+from ablate.experiments.records.circumstances import NOT_REGISTERED
+from ablate.experiments.records.signing import Signer
+from ablate.kernels.backends import NODE_CLASSES
+from ablate.workers.errors import ExecRefused
+from ablate.workers.identity.node import Node, find_node
+from ablate.workers.offline.cli import parse_numbers, refusals, remarks
 from tests.bundles import make_file, registered
 from tests.factories import command_values
-from workers.errors import ExecRefused
-from workers.identity.node import Node, find_node
-from workers.offline.cli import parse_numbers, refusals, remarks
 
 SERVICE = Signer(b"s" * 32)
 

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.design.plan import Plan
-from experiments.outcomes import FailureClass
-from experiments.records.bundle_files import read_bundle_files
-from experiments.records.bundle_reader import open_bundle
-from experiments.records.identity import ClaimedBlock
-from experiments.records.receipts import Receipt
-from experiments.reporting.view import judge_bundle
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.bundle_files import read_bundle_files
+from ablate.experiments.records.bundle_reader import open_bundle
+from ablate.experiments.records.identity import ClaimedBlock
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting.view import judge_bundle
+from ablate.workers.errors import BlockBroken, BlockStopped, ExecRefused
+from ablate.workers.lease import StopReason
+from ablate.workers.offline.bundle_folder import BundleFolder
+from ablate.workers.offline.progress import ProgressDisplay
+from ablate.workers.offline.run import ExecRun, ExecSummary
 from tests.bundles import make_file, make_node
 from tests.factories import make_receipt
-from workers.errors import BlockBroken, BlockStopped, ExecRefused
-from workers.lease import StopReason
-from workers.offline.bundle_folder import BundleFolder
-from workers.offline.progress import ProgressDisplay
-from workers.offline.run import ExecRun, ExecSummary
 
 FILE = make_file(limits={"device_minutes": 5.0})
 

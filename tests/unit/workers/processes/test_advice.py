@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from ablate.workers.commands.advice import ProgramPlace
+from ablate.workers.commands.code_copy import copy_code
+from ablate.workers.isolation import isolation_problem
+from ablate.workers.processes import trial
+from ablate.workers.trials.result import read_result
 from tests.programs import LOOP, order_for, program_config, ran, write_program
-from workers.commands.advice import ProgramPlace
-from workers.commands.code_copy import copy_code
-from workers.isolation import isolation_problem
-from workers.processes import trial
-from workers.trials.result import read_result
 
 isolates = pytest.mark.skipif(isolation_problem() is not None, reason="this kernel isolates no trials")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.records.code_archive import pack_code, pack_commit
-from experiments.records.code_tree import tree_digest
-from model.errors import DataError
+from ablate.experiments.records.code_archive import pack_code, pack_commit
+from ablate.experiments.records.code_tree import tree_digest
+from ablate.model.errors import DataError
+from ablate.workers.commands import code_copy
+from ablate.workers.commands.code_copy import archive_path, copy_code
 from tests.programs import order_for, program_config, write_program
 from tests.repositories import git
-from workers.commands import code_copy
-from workers.commands.code_copy import archive_path, copy_code
 
 
 def copied(code: object, home: Path) -> tuple[str, Path]:

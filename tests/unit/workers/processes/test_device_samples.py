@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from workers.commands import device_samples
-from workers.commands.device_samples import DeviceSamples
-from workers.errors import DeviceUnknown
+from ablate.workers.commands import device_samples
+from ablate.workers.commands.device_samples import DeviceSamples
+from ablate.workers.errors import DeviceUnknown
 
 UUIDS = ("GPU-5a1c0000-aaaa", "GPU-5a1d0000-bbbb", "GPU-6b2e0000-cccc")
 

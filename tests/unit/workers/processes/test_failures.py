@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.outcomes import FailureClass, Outcome
-from kernels.errors import KernelUnsupported, ShapeError
-from model.errors import ConfigError, DataError, DatasetDamaged, NonFiniteLoss
-from workers.errors import DeviceBusy
-from workers.trials.failures import (
+from ablate.experiments.outcomes import FailureClass, Outcome
+from ablate.kernels.errors import KernelUnsupported, ShapeError
+from ablate.model.errors import ConfigError, DataError, DatasetDamaged, NonFiniteLoss
+from ablate.workers.errors import DeviceBusy
+from ablate.workers.trials.failures import (
     CANNOT_WRITE,
     FORKSERVER_LOST,
     TOO_LATE,

@@ -3,10 +3,10 @@ import subprocess
 
 import pytest
 
-from experiments.system.processes import Mark, children_of, is_alive
+from ablate.experiments.system.processes import Mark, children_of, is_alive
+from ablate.workers.lease import boot_time_s
+from ablate.workers.processes.guardian import Watch
 from tests.waiting import until
-from workers.lease import boot_time_s
-from workers.processes.guardian import Watch
 
 
 def test_watch_keeps_the_trials_that_still_run() -> None:

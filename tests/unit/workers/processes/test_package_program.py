@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from experiments.design.kinds.package import PackageArm
-from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.outcomes import FailureClass
-from experiments.records.program_report import report_contradictions
+from ablate.experiments.design.kinds.package import PackageArm
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.program_report import report_contradictions
+from ablate.workers.trials.result import TrialResult
 from tests.factories import spec_values
 from tests.own_packages import OwnPackages, declared, own_packages
 from tests.programs import ran
-from workers.trials.result import TrialResult
 
 __all__ = ["own_packages"]
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from experiments.in_trial.ablate import LONGEST_NAME, MOST_RESULTS
-from workers.commands.printed_results import LONGEST_LINE, PrintedResults
+from ablate.experiments.in_trial.ablate import LONGEST_NAME, MOST_RESULTS
+from ablate.workers.commands.printed_results import LONGEST_LINE, PrintedResults
 
 LINE = {"v": "val loss: {}"}
 

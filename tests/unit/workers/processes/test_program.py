@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.outcomes import FailureClass
-from experiments.records.program_report import clocks_differ, report_contradictions
-from experiments.records.receipts import is_finite
-from model.config import StepsConfig
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.program_report import clocks_differ, report_contradictions
+from ablate.experiments.records.receipts import is_finite
+from ablate.model.config import StepsConfig
+from ablate.workers.commands.program_socket import ProgramSocket
 from tests.programs import LOOP, program_config, ran, write_program
-from workers.commands.program_socket import ProgramSocket
 
 NAN_LOSS = LOOP.replace("1.0 / (seed + step.index)", "float('nan')")
 
@@ -308,6 +308,6 @@ def test_steps_of_a_rank_that_left_its_loop_early_are_no_measurement(tmp_path: P
     ],
 )  # fmt: skip
 def test_the_end_of_a_log_is_its_last_exception_or_word(log: bytes, line: str) -> None:
-    from workers.commands.program import _last_line
+    from ablate.workers.commands.program import _last_line
 
     assert _last_line(log) == line

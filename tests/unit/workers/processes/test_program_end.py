@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.outcomes import FailureClass
+from ablate.experiments.outcomes import FailureClass
+from ablate.workers.commands import program_end
+from ablate.workers.commands.program_end import ProgramEnd, RankFailure, exit_words, program_failure
+from ablate.workers.commands.ranks import ProgramRank
+from ablate.workers.trials.result import TrialResult
 from tests.programs import program_config, ran, write_program
-from workers.commands import program_end
-from workers.commands.program_end import ProgramEnd, RankFailure, exit_words, program_failure
-from workers.commands.ranks import ProgramRank
-from workers.trials.result import TrialResult
 
 MARKED = """
 import ablate, os, signal, sys, time

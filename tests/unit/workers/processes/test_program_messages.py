@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ablate.workers.commands.ranks import ProgramMarks
 from tests.programs import program_config
-from workers.commands.ranks import ProgramMarks
 
 NUMBER_OF_MESSAGES = 10_000
 STEPS = 5

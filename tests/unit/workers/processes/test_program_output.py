@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.in_trial import ablate
-from experiments.outcomes import FailureClass
+from ablate.experiments.in_trial import ablate
+from ablate.experiments.outcomes import FailureClass
+from ablate.workers.commands.printed_results import ProgramOutput
+from ablate.workers.trials.result import TrialResult
 from tests.programs import order_for, program_config, ran, write_program
 from tests.waiting import LIMIT_S
-from workers.commands.printed_results import ProgramOutput
-from workers.trials.result import TrialResult
 
 RANKS = """
 import os, subprocess, sys, time
@@ -115,7 +115,7 @@ def test_the_sitecustomize_of_the_environment_runs_too(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_grow_ends_the_program_and_names_the_limit(tmp_path: Path) -> None:
-    from workers.trials.failures import describe
+    from ablate.workers.trials.failures import describe
 
     log = os.open(tmp_path / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.outcomes import FailureClass
+from ablate.experiments.outcomes import FailureClass
+from ablate.workers.commands.program_start import start_problem
 from tests.programs import program_config, ran
-from workers.commands.program_start import start_problem
 
 FILES: dict[str, tuple[bytes, int]] = {
     "crlf.py": (b"#!/usr/bin/env python\r\nprint(1)\r\n", 0o755),

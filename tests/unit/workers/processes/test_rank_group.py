@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments.digest import SOURCE_ROOT
-from experiments.outcomes import FailureClass
-from experiments.system.isolation import Isolation
-from experiments.system.kernel_limits import enclose, keep_apart, landlock_version
-from experiments.system.processes import children_of, is_alive
+from ablate.experiments.digest import SOURCE_ROOT
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.system.isolation import Isolation
+from ablate.experiments.system.kernel_limits import enclose, keep_apart, landlock_version
+from ablate.experiments.system.processes import children_of, is_alive
+from ablate.workers.built_in.rank_group import result_path, run_ranks
+from ablate.workers.isolation import system_folders
+from ablate.workers.trials.result import TrialResult, read_result
 from tests.waiting import LIMIT_S, until
-from workers.built_in.rank_group import result_path, run_ranks
-from workers.isolation import system_folders
-from workers.trials.result import TrialResult, read_result
 
 WORLD = 3
 _fork = multiprocessing.get_context("fork")

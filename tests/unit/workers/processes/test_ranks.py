@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from experiments.outcomes import FailureClass
-from experiments.records.program_report import clocks_differ
+from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.program_report import clocks_differ
+from ablate.workers.commands import program_end
+from ablate.workers.commands.ranks import ProgramMarks, rank_problem
 from tests.programs import program_config, ran, write_program
-from workers.commands import program_end
-from workers.commands.ranks import ProgramMarks, rank_problem
 
 LAUNCHER = """
 import os, subprocess, sys, time

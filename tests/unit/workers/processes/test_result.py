@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
-from experiments.design.arms import read_config
-from experiments.design.kinds.built_in import BuiltInArm
-from model.config import DataConfig
-from workers.paths import TrialPaths
-from workers.trials.result import TrialOrder, TrialResult, read_result, read_steps
+from ablate.experiments.design.arms import read_config
+from ablate.experiments.design.kinds.built_in import BuiltInArm
+from ablate.model.config import DataConfig
+from ablate.workers.paths import TrialPaths
+from ablate.workers.trials.result import TrialOrder, TrialResult, read_result, read_steps
 
 _CONFIG = BuiltInArm(micro_batch=2, data=DataConfig(seq_len=64), seed=7)
 _JSON = _CONFIG.values_with_seed

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.design.kinds.built_in import BuiltInArm
-from experiments.outcomes import FailureClass
-from model.data.corpus import BUILT_IN
-from model.errors import DataError, DatasetDamaged
-from model.facts import ModelFact
+from ablate.experiments.design.kinds.built_in import BuiltInArm
+from ablate.experiments.outcomes import FailureClass
+from ablate.model.data.corpus import BUILT_IN
+from ablate.model.errors import DataError, DatasetDamaged
+from ablate.model.facts import ModelFact
+from ablate.workers.built_in import training
+from ablate.workers.built_in.training import check_corpus
+from ablate.workers.environment_variables import chosen_caches, keep_kernels
+from ablate.workers.errors import DeviceMissing
+from ablate.workers.paths import TrialPaths, WorkPaths
+from ablate.workers.processes import trial
+from ablate.workers.trials.failures import classify
+from ablate.workers.trials.result import TrialOrder, read_result
 from tests.integration.worker_service import built_in_arm, corpus
 from tests.waiting import LIMIT_S
-from workers.built_in import training
-from workers.built_in.training import check_corpus
-from workers.environment_variables import chosen_caches, keep_kernels
-from workers.errors import DeviceMissing
-from workers.paths import TrialPaths, WorkPaths
-from workers.processes import trial
-from workers.trials.failures import classify
-from workers.trials.result import TrialOrder, read_result
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from workers.lease import StopReason
-from workers.paths import TrialPaths
-from workers.processes import trial_output
-from workers.processes.trial_output import BlockOutput, LogTail, TrialOutput, log_stop
+from ablate.workers.lease import StopReason
+from ablate.workers.paths import TrialPaths
+from ablate.workers.processes import trial_output
+from ablate.workers.processes.trial_output import BlockOutput, LogTail, TrialOutput, log_stop
 
 
 def _read_all(tail: LogTail) -> tuple[str, list[int]]:

@@ -1,7 +1,7 @@
 import os
 
-from workers.processes import wake_event
-from workers.processes.wake_event import WakeEvent
+from ablate.workers.processes import wake_event
+from ablate.workers.processes.wake_event import WakeEvent
 
 
 def old(path):
