@@ -16,7 +16,7 @@ LOCK = HERE / "tpu.lock"
 COMPILER_LOCK = HERE / "tpu-compiler.lock"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 FOR_CUDA_BUILD = ("nvidia-",)
-CHECK = "from ablate.kernels import xla_device; print(xla_device.device(), xla_device.versions())"
+CHECK = "from ablate.kernels.xla import device as xla_device; print(xla_device.device(), xla_device.versions())"
 
 
 def main(folder: Path) -> None:

@@ -14,7 +14,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 pytest.importorskip("torch_xla", reason="lane xla needs its own environment: make tpu, then make test-tpu")
 
-from ablate.kernels import xla_device
+from ablate.kernels.xla import device as xla_device
 
 DEVICE = xla_device.device()
 _GIVEN, _ADDED = (os.environ["XLA_FLAGS"].index(flag) for flag in ("optimization_level=0", "xla_cpu_enable_fast_math"))

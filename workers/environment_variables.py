@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ablate.experiments.digest import IMPORT_ROOT
 from ablate.experiments.system.processes import Mark
-from ablate.kernels import xla_compiler
+from ablate.kernels.xla import compiler as xla_compiler
 
 PEER_SITE = "ABLATE_PEER_SITE"
 """Environment variable that names the folder with the official Mamba-3 kernels; see docs/peer.md."""

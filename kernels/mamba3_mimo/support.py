@@ -8,7 +8,6 @@ from importlib.util import find_spec
 
 from torch import Tensor
 
-from ablate.kernels import xla_device
 from ablate.kernels.backends import Lane, device_refusal
 from ablate.kernels.mamba3_mimo import peer
 from ablate.kernels.mamba3_mimo.inputs import ScanInputs
@@ -16,6 +15,7 @@ from ablate.kernels.mamba3_mimo.operands import contained
 from ablate.kernels.mamba3_mimo.recompute import Form, scan
 from ablate.kernels.mamba3_mimo.reference import chunk_parallel, step_form
 from ablate.kernels.scan_switches import SCHEDULES, ScanSwitches
+from ablate.kernels.xla import device as xla_device
 
 
 @lru_cache(maxsize=1024)

@@ -15,7 +15,7 @@ row starts another document.
     fa4     FlashAttention-4 (package flash-attn-4) for Hopper GPUs, over documents as `flash`, deterministic
     cudnn   cuDNN's kernel, with an explicit mask
     flex    a kernel that torch generates from the mask's definition and that skips blocks of other documents
-    splash, pallas_softcap   kernels for TPUs (kernels/xla_attention.py)
+    splash, pallas_softcap   kernels for TPUs (kernels/xla/attention.py)
 
 No implementation replaces another. One that cannot run, or cannot cap scores (`softcap`), raises KernelUnsupported with
 the reason.
@@ -282,7 +282,7 @@ def _capped_attention(q_BHSE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor, mask_B1SK:
 def _on_tpu(
     backend: str, q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0
 ) -> Tensor:
-    from ablate.kernels import xla_attention  # lazy, for torch_xla and jax
+    from ablate.kernels.xla import attention as xla_attention  # lazy, for torch_xla and jax
 
     run_BS = document_runs(segment_ids_BS)
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ablate.kernels import facts, xla_device
+from ablate.kernels import facts
 from ablate.kernels.errors import KernelUnsupported
 from ablate.kernels.scan_switches import ScanFact
-from ablate.kernels.xla_partition import Partition
+from ablate.kernels.xla import device as xla_device
+from ablate.kernels.xla.partition import Partition
 from ablate.model.config import HybridConfig, LayerRun, layer_runs
 from ablate.model.facts import ModelFact
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ablate.kernels.backends import Lane
 from ablate.kernels.mamba3_mimo import ScanInputs, ScanState, mamba3_mimo, peer
-from ablate.kernels.mamba3_mimo.criterion import small_run_problem
+from ablate.kernels.mamba3_mimo.small_run import small_run_problem
 from ablate.model.config import HybridConfig
 from ablate.model.layers.linear import Linear, RMSNorm, projections
 

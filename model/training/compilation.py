@@ -16,9 +16,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ablate.kernels import facts, scan_switches, xla_device
+from ablate.kernels import facts, scan_switches
 from ablate.kernels.backends import Lane
 from ablate.kernels.scan_switches import ScanFact
+from ablate.kernels.xla import device as xla_device
 from ablate.model.config import TrainConfig, uses_inductor
 from ablate.model.facts import ModelFact
 from ablate.model.hybrid import Hybrid, ResidualBlock

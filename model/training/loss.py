@@ -25,8 +25,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ablate.kernels import facts, xla_device
+from ablate.kernels import facts
 from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.xla import device as xla_device
 from ablate.model.config import DIVISIBLE_LOSSES, LossKind
 from ablate.model.errors import ConfigError
 from ablate.model.facts import ModelFact

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ablate.kernels import xla_device
+from ablate.kernels.xla import device as xla_device
 from ablate.model.errors import MeasurementError
 
 _STAT = Path("/proc/stat")

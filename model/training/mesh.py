@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ablate.kernels import facts, xla_device
+from ablate.kernels import facts
 from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.xla import device as xla_device
 from ablate.model.config import TrainConfig, check_mesh
 from ablate.model.data.packing import Batch
 from ablate.model.facts import ModelFact

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ablate.kernels import facts, xla_attention, xla_device, xla_graph
+from ablate.kernels import facts
 from ablate.kernels.facts import Fact
 from ablate.kernels.scan_switches import ScanFact
-from ablate.kernels.xla_graph import Graph
+from ablate.kernels.xla import attention as xla_attention
+from ablate.kernels.xla import device as xla_device
+from ablate.kernels.xla import graph as xla_graph
+from ablate.kernels.xla.graph import Graph
 from ablate.model import counts, hybrid
 from ablate.model.config import TrainConfig
 from ablate.model.facts import ModelFact

@@ -27,9 +27,11 @@ import torch
 from torch import Tensor
 from torch.utils import deterministic
 
-from ablate.kernels import facts, xla_device, xla_graph
+from ablate.kernels import facts
 from ablate.kernels.errors import KernelUnsupported
-from ablate.kernels.xla_graph import describe_change
+from ablate.kernels.xla import device as xla_device
+from ablate.kernels.xla import graph as xla_graph
+from ablate.kernels.xla.graph import describe_change
 from ablate.model import counts, hybrid
 from ablate.model.config import StepsConfig, TrainConfig, generates_code
 from ablate.model.data.dataset import Dataset

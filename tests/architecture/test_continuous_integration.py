@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from ablate.kernels import xla_device
+from ablate.kernels.xla import device as xla_device
 from tests import nightly
 from tests.architecture.pages import ROOT
 from tests.long_tests import EXCEPT, LONG

@@ -197,7 +197,7 @@ def test_check_passes_where_the_worker_is_process_1_of_its_container() -> None:
 
 
 def test_check_names_the_import_that_failed() -> None:
-    code = "from ablate.workers.processes.forkserver import ForkServer; ForkServer(preload='ablate.workers.absent').check()"
+    code = "from ablate.workers.processes.forkserver import ForkServer as F; F(preload='ablate.workers.absent').check()"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert "PreloadError" in answer.stderr
     assert "No module named 'ablate.workers.absent'" in answer.stderr

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ablate.kernels.mamba3_mimo.problem import Case
+from tests.kernels.problem import Case
 
 _poison: Any = torch.utils.deterministic
 

@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from ablate.kernels.mamba3_mimo import criterion
 from ablate.kernels.mamba3_mimo.cuda.host.final_state import RowEnd
 from ablate.kernels.mamba3_mimo.cuda.host.scan import Scan
 from ablate.kernels.mamba3_mimo.cuda.shape import Variant
 from ablate.kernels.mamba3_mimo.inputs import ScanInputs
-from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
+from tests.kernels import criterion
 from tests.kernels.accuracy import make_final_grad, poisoned_buffers
+from tests.kernels.problem import Case, make_grad, make_inputs
 
 
 def ours(inputs: ScanInputs, grad_out: Tensor, variant: Variant, grad_state: Tensor | None = None) -> dict[str, Tensor]:

@@ -11,13 +11,13 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ablate.kernels.mamba3_mimo import criterion
-from ablate.kernels.mamba3_mimo.criterion import Results, Yardstick
 from ablate.kernels.mamba3_mimo.inputs import ScanInputs
 from ablate.kernels.mamba3_mimo.operands import psiv
-from ablate.kernels.mamba3_mimo.problem import outputs
 from ablate.kernels.mamba3_mimo.reference import chunk_parallel
+from tests.kernels import criterion
 from tests.kernels.accuracy import AXES
+from tests.kernels.criterion import Results, Yardstick
+from tests.kernels.problem import outputs
 
 SLICE_SIZE = 1 << 25
 """One row of 8192 tokens with 16 heads of 4 * 64: about 12 GB of float64 with all that autograd keeps."""

@@ -12,8 +12,8 @@ from ablate.kernels.backends import Lane
 from ablate.kernels.mamba3_mimo import ScanInputs, mamba3_mimo
 from ablate.kernels.mamba3_mimo.cuda.host import op, scan
 from ablate.kernels.mamba3_mimo.cuda.shape import Variant
-from ablate.kernels.mamba3_mimo.problem import Case, make_grad
 from ablate.kernels.scan_switches import ScanSwitches
+from tests.kernels.problem import Case, make_grad
 
 Run = Callable[[], object]
 CASE = Case(B=1, S=64, H=1)

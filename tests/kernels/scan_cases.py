@@ -14,8 +14,8 @@ import pytest
 from ablate.experiments.design.gate import Claim
 from ablate.experiments.design.gates import GATES
 from ablate.kernels.mamba3_mimo.cuda.shape import Variant
-from ablate.kernels.mamba3_mimo.problem import Case
 from tests.kernels.fuzz.problems import ScanProblem
+from tests.kernels.problem import Case
 
 Problem = tuple[Case, Variant]
 

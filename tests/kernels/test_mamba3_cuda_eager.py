@@ -24,11 +24,11 @@ from ablate.kernels.mamba3_mimo import ScanInputs, mamba3_mimo
 from ablate.kernels.mamba3_mimo.cuda.host import op
 from ablate.kernels.mamba3_mimo.cuda.host.op import needs_dispatcher
 from ablate.kernels.mamba3_mimo.cuda.shape import Variant
-from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours
 from tests.kernels.host_time import Watching, unlaunched
 from tests.kernels.interpreted_lane import interpreted_lane
+from tests.kernels.problem import Case, make_grad, make_inputs
 
 CUDA = ScanSwitches(lane=Lane.CUDA)
 CASE = Case(B=1, S=20, H=1, G=1, N=16, P=32, R=2)

@@ -15,9 +15,9 @@ from ablate.kernels.mamba3_mimo.cuda.host.refusals import CHUNK_ROWS, RANKS, ref
 from ablate.kernels.mamba3_mimo.cuda.pieces.positions import EDGE
 from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant, padded_angles
-from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from tests.kernels import scan_cases
 from tests.kernels.accuracy import compare
+from tests.kernels.problem import Case, make_grad, make_inputs
 
 SHAPE = ScanShape(B=2, S=512, H=4, G=1, N=64, P=64, R=4, A=16)
 

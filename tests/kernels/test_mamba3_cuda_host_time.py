@@ -9,8 +9,8 @@ pytest.importorskip("tilelang")
 
 from ablate.kernels.mamba3_mimo.cuda.host import compiled, sizes
 from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
-from ablate.kernels.mamba3_mimo.problem import make_inputs
 from tests.kernels.host_time import CASE, passes, unlaunched
+from tests.kernels.problem import make_inputs
 
 LOOKUPS = 4
 """Hash look-ups of a training pass per key: sizes and refusal, forward and backward."""

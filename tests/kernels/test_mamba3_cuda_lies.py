@@ -21,9 +21,9 @@ from ablate.kernels.mamba3_mimo import mamba3_mimo
 from ablate.kernels.mamba3_mimo.cuda.host import attest, compiled, op
 from ablate.kernels.mamba3_mimo.cuda.host.sizes import shape_of, sizes_of
 from ablate.kernels.mamba3_mimo.cuda.shape import Variant
-from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels.host_time import unlaunched
+from tests.kernels.problem import Case, make_grad, make_inputs
 
 pytestmark = [
     pytest.mark.slow,

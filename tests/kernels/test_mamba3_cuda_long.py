@@ -7,12 +7,12 @@ import pytest
 import torch
 
 pytest.importorskip("tilelang")
-from ablate.kernels.mamba3_mimo import criterion
 from ablate.kernels.mamba3_mimo.cuda.shape import Variant
 from ablate.kernels.mamba3_mimo.inputs import ScanInputs
-from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
+from tests.kernels import criterion
 from tests.kernels.accuracy import TIME_AXIS, poisoned_buffers
 from tests.kernels.checked import ours
+from tests.kernels.problem import Case, make_grad, make_inputs
 from tests.kernels.scan_cases import scan_problem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]

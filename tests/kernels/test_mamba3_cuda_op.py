@@ -22,10 +22,10 @@ from ablate.kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, mamba3_mimo
 from ablate.kernels.mamba3_mimo.cuda.host import op, scan
 from ablate.kernels.mamba3_mimo.cuda.host.op import needs_dispatcher
 from ablate.kernels.mamba3_mimo.cuda.shape import Variant
-from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours
 from tests.kernels.host_time import Watching, unlaunched
+from tests.kernels.problem import Case, make_grad, make_inputs
 from tests.kernels.scan_cases import each, scan_problem
 from tests.kernels.states import piece
 from tests.scan_inputs import ScanSizes, global_error, random_inputs

@@ -15,9 +15,9 @@ from ablate.kernels.mamba3_mimo import mamba3_mimo
 from ablate.kernels.mamba3_mimo.cuda.host import sizes
 from ablate.kernels.mamba3_mimo.cuda.host.lengths import blocks_at_once
 from ablate.kernels.mamba3_mimo.cuda.shape import ALIGNMENT, ScanShape
-from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels.interpreted_lane import interpreted_lane
+from tests.kernels.problem import Case, make_grad, make_inputs
 from tests.kernels.states import random_state
 
 DRAWS = 3

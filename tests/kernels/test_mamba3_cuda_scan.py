@@ -7,12 +7,13 @@ import torch
 
 pytest.importorskip("tilelang")
 from ablate.kernels.backends import Lane
-from ablate.kernels.mamba3_mimo import criterion, mamba3_mimo
+from ablate.kernels.mamba3_mimo import mamba3_mimo
 from ablate.kernels.mamba3_mimo.cuda.host.compiled import num_kernels
 from ablate.kernels.mamba3_mimo.cuda.shape import Variant
-from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs
 from ablate.kernels.scan_switches import ScanSwitches
+from tests.kernels import criterion
 from tests.kernels.checked import ours, wrong
+from tests.kernels.problem import Case, make_grad, make_inputs, outputs
 from tests.kernels.scan_cases import CASES, COMPARED, SCHEDULE_ONLY, each, scan_problem, switched
 from tests.kernels.states import chained
 

@@ -12,8 +12,8 @@ from ablate.kernels.mamba3_mimo.cuda.host import compiled
 from ablate.kernels.mamba3_mimo.cuda.host.lengths import LENGTHS, ROWS, choose_walk, walk_length
 from ablate.kernels.mamba3_mimo.cuda.host.sizes import plan_of, sizes_of
 from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
-from ablate.kernels.mamba3_mimo.problem import Case, make_inputs
 from ablate.kernels.scan_switches import ScanFact
+from tests.kernels.problem import Case, make_inputs
 
 SHAPE = ScanShape(B=2, S=512, H=4, G=1, N=64, P=64, R=4, A=16)
 

@@ -9,12 +9,13 @@ import torch
 
 pytest.importorskip("tilelang")
 
-from ablate.kernels.mamba3_mimo import criterion, mamba3_mimo, reference
+from ablate.kernels.mamba3_mimo import mamba3_mimo, reference
 from ablate.kernels.mamba3_mimo.cuda.pieces.positions import EDGE
-from ablate.kernels.mamba3_mimo.problem import outputs, scanned
 from ablate.kernels.scan_switches import ScanSwitches
+from tests.kernels import criterion
 from tests.kernels.fuzz.problems import ScanProblem
 from tests.kernels.fuzz.tensors import made
+from tests.kernels.problem import outputs, scanned
 
 DECAYS = ("initial", "benchmark", "weak", "strong", "mixed")
 LENGTHS = (5, 64, 97)

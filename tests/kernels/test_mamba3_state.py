@@ -9,9 +9,9 @@ import torch
 
 from ablate.kernels.errors import KernelUnsupported, ShapeError
 from ablate.kernels.mamba3_mimo import ScanState, mamba3_mimo, peer
-from ablate.kernels.mamba3_mimo.problem import Case, make_inputs
 from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels.oracle import NAMES, Oracle
+from tests.kernels.problem import Case, make_inputs
 from tests.kernels.states import chained, double_inputs, piece, random_state, results
 from tests.scan_inputs import ScanSizes
 

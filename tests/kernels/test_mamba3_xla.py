@@ -13,10 +13,11 @@ import torch
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
-from ablate.kernels import facts, xla_device
+from ablate.kernels import facts
 from ablate.kernels.backends import Lane
 from ablate.kernels.mamba3_mimo import ScanInputs, ScanResult, ScanState, mamba3_mimo
 from ablate.kernels.scan_switches import ScanFact, ScanSwitches
+from ablate.kernels.xla import device as xla_device
 from tests.kernels.oracle import NAMES, Oracle
 from tests.kernels.states import chained, random_state, results
 from tests.kernels.test_mamba3_mimo import BASE, assert_rows_close, document_ids, with_zero_steps

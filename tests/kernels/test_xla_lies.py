@@ -16,11 +16,14 @@ from tests.xla_environment import DEVICE  # isort: skip - it decides about the d
 
 from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES, with_gates
-from ablate.kernels import facts, xla_attention, xla_device, xla_partition
+from ablate.kernels import facts
 from ablate.kernels.backends import Lane
 from ablate.kernels.mamba3_mimo.xla import scan
 from ablate.kernels.scan_switches import ScanSwitches
-from ablate.kernels.xla_partition import Partition
+from ablate.kernels.xla import attention as xla_attention
+from ablate.kernels.xla import device as xla_device
+from ablate.kernels.xla import partition as xla_partition
+from ablate.kernels.xla.partition import Partition
 from ablate.model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
 from ablate.model.facts import ModelFact
 from ablate.model.layers import layer_loops

@@ -14,11 +14,11 @@ import torch
 
 from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES
-from ablate.kernels import xla_device
 from ablate.kernels.backends import NODE_CLASSES, Lane
 from ablate.kernels.errors import KernelUnsupported
 from ablate.kernels.scan_switches import ScanSwitches
-from ablate.kernels.xla_compiler import Order
+from ablate.kernels.xla import device as xla_device
+from ablate.kernels.xla.compiler import Order
 from ablate.model.config import (
     AttentionConfig,
     HybridConfig,

@@ -5,9 +5,11 @@ import torch
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
-from ablate.kernels import xla_attention, xla_device, xla_graph
 from ablate.kernels.errors import KernelUnsupported
-from ablate.kernels.xla_attention import KERNELS
+from ablate.kernels.xla import attention as xla_attention
+from ablate.kernels.xla import device as xla_device
+from ablate.kernels.xla import graph as xla_graph
+from ablate.kernels.xla.attention import KERNELS
 
 pytestmark = pytest.mark.timeout(900)  # XLA compiles for half a minute on a busy machine
 

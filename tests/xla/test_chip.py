@@ -15,7 +15,7 @@ TPU = NODE_CLASSES["tpu-v6e"]
 pytestmark = [pytest.mark.tpu, pytest.mark.skipif(not PROBE.find().devices, reason="no TPU")]
 
 STEP = """
-from ablate.kernels import xla_device
+from ablate.kernels.xla import device as xla_device
 import torch
 
 held = torch.ones(1024, 1024, 256, device=xla_device.device())
@@ -42,7 +42,7 @@ def test_a_chip_is_held_by_one_process_tells_its_peak_and_is_free_when_that_ends
     state = PROBE.state(0)
     assert state is not None
     assert state.processes == (process.pid,)
-    second = _started("from ablate.kernels import xla_device; xla_device.device()")
+    second = _started("from ablate.kernels.xla import device as xla_device; xla_device.device()")
     second.communicate()
     assert second.returncode != 0
     process.communicate("\n")
@@ -52,7 +52,7 @@ def test_a_chip_is_held_by_one_process_tells_its_peak_and_is_free_when_that_ends
 def test_the_module_that_a_chip_compiles_is_the_one_that_was_traced_without_it() -> None:
     program = """
 from tests.xla.test_compile_step import config_of
-from ablate.kernels import xla_graph
+from ablate.kernels.xla import graph as xla_graph
 from ablate.model.training.traced_step import trace_step
 
 print(xla_graph.read_graph(trace_step(config_of()).module).digest)

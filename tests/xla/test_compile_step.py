@@ -18,10 +18,11 @@ from tests.xla_environment import DEVICE  # isort: skip - it decides about the d
 from ablate.experiments.design.kinds.built_in import BuiltInArm
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.compilation_report import CompilationReport
-from ablate.kernels import xla_compiler, xla_graph
 from ablate.kernels.backends import NODE_CLASSES, Lane
 from ablate.kernels.errors import KernelUnsupported
 from ablate.kernels.scan_switches import ScanSwitches
+from ablate.kernels.xla import compiler as xla_compiler
+from ablate.kernels.xla import graph as xla_graph
 from ablate.model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
 from ablate.model.training import optim_step, traced_step
 from ablate.model.training.traced_step import trace_step
@@ -168,7 +169,8 @@ def test_products_in_a_loop_of_jax_are_counted_with_every_trip(seed: int) -> Non
 
 ALONE = """
 from tests.xla.test_compile_step import config_of
-from ablate.kernels import xla_device, xla_graph
+from ablate.kernels.xla import device as xla_device
+from ablate.kernels.xla import graph as xla_graph
 from ablate.model.training.traced_step import trace_step
 
 graph = xla_graph.read_graph(trace_step(config_of()).module)

@@ -11,8 +11,8 @@ import pytest
 
 from tests.xla_environment import DEVICE  # isort: skip - it skips the module without the lane
 
-from ablate.kernels import xla_compiler
 from ablate.kernels.backends import NODE_CLASSES
+from ablate.kernels.xla import compiler as xla_compiler
 from tests.corpora import small_dataset
 
 pytestmark = pytest.mark.timeout(900)

@@ -16,10 +16,11 @@ from tests.xla_environment import DEVICE  # isort: skip - it decides about the d
 from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES
 from ablate.experiments.errors import SpecError
-from ablate.kernels import facts, xla_device
+from ablate.kernels import facts
 from ablate.kernels.backends import Lane
 from ablate.kernels.errors import KernelUnsupported
 from ablate.kernels.scan_switches import ScanFact, ScanSwitches
+from ablate.kernels.xla import device as xla_device
 from ablate.model import hybrid
 from ablate.model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
 from ablate.model.data.dataset import Dataset

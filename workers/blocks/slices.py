@@ -2,8 +2,8 @@
 
 A trainer starts and warms up while those before it wait. When the last one waits, slices of timed steps follow each
 other (ablate.experiments.design.arms). Then each trainer ends while the rest wait. A waiting trainer is blocked on a
-pipe, over which each side sends one byte: "I wait" from the trainer, "go on" from the worker. When a trainer ends early,
-its slices are left out and the others go on.
+pipe, over which each side sends one byte: "I wait" from the trainer, "go on" from the worker. When a trainer ends
+early, its slices are left out and the others go on.
 """
 
 import multiprocessing

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.compilation_report import CompilationReport, HbmPlan
-from ablate.kernels.xla_compiler import Order
+from ablate.kernels.xla.compiler import Order
 from ablate.workers.devices.xla_compilation import Answer, ask_compiler, find_overflow
 from ablate.workers.errors import CompilerFailed
 from ablate.workers.trials.result import TrialOrder, TrialResult

@@ -154,7 +154,7 @@ def find_device(device_type: str, devices: int = 1) -> "torch.device":
 
 
 def _xla_device(devices: int) -> "torch.device":
-    from ablate.kernels import xla_device
+    from ablate.kernels.xla import device as xla_device
 
     try:
         if devices > 1:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ablate.experiments.records.messages import DeviceInfo
-from ablate.kernels import xla_compiler
+from ablate.kernels.xla import compiler as xla_compiler
 from ablate.workers.devices.probe_types import DeviceState, Probe, ProbeResult
 from ablate.workers.devices.xla_compilation import ask_compiler
 from ablate.workers.errors import CompilerFailed, DeviceMissing

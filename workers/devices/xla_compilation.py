@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from ablate.experiments.records.compilation_report import Overflow
 from ablate.experiments.system.processes import OWN_PYTHON
-from ablate.kernels import xla_compiler
+from ablate.kernels.xla import compiler as xla_compiler
 from ablate.workers.environment_variables import compiler_environment
 from ablate.workers.errors import CompilerFailed, CompilerKilled, DeviceMissing
 
@@ -29,7 +29,7 @@ _OVERFLOWS: tuple[tuple[Literal["hbm", "vmem"], re.Pattern[str]], ...] = (
 )
 """How releases of libtpu report a step that does not fit: the bytes that it needs, then the available bytes."""
 
-_PROGRAM = "ablate.kernels.xla_compiler"
+_PROGRAM = "ablate.kernels.xla.compiler"
 _LAST_LINES = 5
 _LINE_LIMIT = 300  # characters
 

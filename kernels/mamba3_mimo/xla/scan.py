@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ablate.kernels import facts, xla_device
+from ablate.kernels import facts
 from ablate.kernels.backends import Lane
 from ablate.kernels.errors import KernelUnsupported
 from ablate.kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
@@ -22,7 +22,8 @@ from ablate.kernels.mamba3_mimo.operands import handed_on
 from ablate.kernels.mamba3_mimo.xla.chunks import chunk_outputs, pass_states, pass_states_from, step_state
 from ablate.kernels.mamba3_mimo.xla.timeline import Timeline, pad_time, split, timeline
 from ablate.kernels.scan_switches import ScanFact, ScanSwitches
-from ablate.kernels.xla_partition import Partition, differentiable
+from ablate.kernels.xla import device as xla_device
+from ablate.kernels.xla.partition import Partition, differentiable
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 Run: TypeAlias = Callable[[ScanInputs, Tensors], tuple[Tensor, Tensor]]

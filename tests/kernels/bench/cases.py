@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ablate.kernels.backends import Lane
-from ablate.kernels.mamba3_mimo.problem import Case
+from tests.kernels.problem import Case
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 from ablate.kernels.backends import Lane
 from ablate.kernels.errors import KernelError
-from ablate.kernels.mamba3_mimo.problem import Case
 from tests.kernels.bench.cases import BenchCase
 from tests.kernels.bench.lane_process import lane_process
+from tests.kernels.problem import Case
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from ablate.kernels.backends import Lane
 from ablate.kernels.errors import KernelUnsupported
 from ablate.kernels.mamba3_mimo import mamba3_mimo, peer
 from ablate.kernels.mamba3_mimo.inputs import ScanInputs
-from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from ablate.kernels.scan_switches import ScanSwitches
+from tests.kernels.problem import Case, make_grad, make_inputs
 
 Passes: TypeAlias = Literal["forward", "both"]
 Run: TypeAlias = Callable[[], tuple[Tensor, ...]]

@@ -14,16 +14,17 @@ from torch import Tensor
 from ablate.kernels import facts
 from ablate.kernels.backends import Lane
 from ablate.kernels.errors import KernelUnsupported
-from ablate.kernels.mamba3_mimo import criterion, peer
-from ablate.kernels.mamba3_mimo.criterion import Results, Yardstick
+from ablate.kernels.mamba3_mimo import peer
 from ablate.kernels.mamba3_mimo.inputs import ScanInputs
-from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs, scanned
 from ablate.kernels.scan_switches import ScanSwitches
+from tests.kernels import criterion
 from tests.kernels.accuracy import Errors, compare, compare_rows, poisoned_buffers
 from tests.kernels.bench import chain, runs, timing
 from tests.kernels.bench.chain import ChainCase
 from tests.kernels.bench.runs import Passes, Timed
+from tests.kernels.criterion import Results, Yardstick
 from tests.kernels.exact import reference, yardstick
+from tests.kernels.problem import Case, make_grad, make_inputs, outputs, scanned
 
 WARM_UP = 3
 SAMPLES = (2, criterion.SAMPLES, criterion.SAMPLES_IN_DOUBT)

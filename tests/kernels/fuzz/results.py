@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from ablate.kernels.mamba3_mimo import criterion
+from tests.kernels import criterion
 from tests.kernels.fuzz.outcomes import FuzzOutcome
 from tests.kernels.fuzz.problems import ScanProblem
 

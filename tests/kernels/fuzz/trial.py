@@ -14,15 +14,15 @@ from torch import Tensor
 
 from ablate.kernels import facts
 from ablate.kernels.errors import KernelError
-from ablate.kernels.mamba3_mimo import criterion
-from ablate.kernels.mamba3_mimo.criterion import Results
 from ablate.kernels.mamba3_mimo.inputs import ScanInputs
-from ablate.kernels.mamba3_mimo.problem import scanned
 from ablate.kernels.scan_switches import ScanFact, ScanSwitches
+from tests.kernels import criterion
 from tests.kernels.accuracy import poisoned_buffers
+from tests.kernels.criterion import Results
 from tests.kernels.fuzz import planning, tensors
 from tests.kernels.fuzz.outcomes import Ending, FuzzOutcome, failed
 from tests.kernels.fuzz.problems import ScanProblem, must_be_refused
+from tests.kernels.problem import scanned
 
 Scan: TypeAlias = Callable[[ScanInputs, ScanSwitches], tuple[Tensor, Tensor]]
 """(inputs, switches) -> (o, final state), differentiable."""

@@ -16,10 +16,10 @@ from ablate.kernels import facts
 from ablate.kernels.backends import Lane
 from ablate.kernels.errors import KernelUnsupported
 from ablate.kernels.mamba3_mimo import peer
-from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs
 from tests.kernels.accuracy import compare
 from tests.kernels.bench import runs
 from tests.kernels.exact import reference
+from tests.kernels.problem import Case, make_grad, make_inputs, outputs
 
 STAND_IN = """
 import torch

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from ablate.kernels.xla_graph import barrier_bytes, count_collectives, count_custom_calls, count_loops, matmul_flops
+from ablate.kernels.xla.graph import barrier_bytes, count_collectives, count_custom_calls, count_loops, matmul_flops
 
 
 def _shape(dims: list[int]) -> str:

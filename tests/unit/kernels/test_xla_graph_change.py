@@ -1,6 +1,6 @@
 import random
 
-from ablate.kernels.xla_graph import LINE_LIMIT, SHOWN, describe_change
+from ablate.kernels.xla.graph import LINE_LIMIT, SHOWN, describe_change
 
 
 def module(lines: list[str]) -> str:

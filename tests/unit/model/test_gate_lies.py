@@ -17,7 +17,7 @@ from ablate.kernels import facts
 from ablate.kernels import mamba3_mimo as operation
 from ablate.kernels.backends import Lane
 from ablate.kernels.mamba3_mimo import ScanInputs
-from ablate.kernels.xla_graph import Graph
+from ablate.kernels.xla.graph import Graph
 from ablate.model import hybrid
 from ablate.model.config import StepsConfig, TrainConfig
 from ablate.model.data.dataset import Dataset

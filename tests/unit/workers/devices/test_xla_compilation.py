@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from ablate.experiments.outcomes import FailureClass
-from ablate.kernels import xla_compiler
-from ablate.kernels.xla_compiler import Order, libtpu_refusal
+from ablate.kernels.xla import compiler as xla_compiler
+from ablate.kernels.xla.compiler import Order, libtpu_refusal
 from ablate.workers.devices import xla_compilation
 from ablate.workers.devices.xla_compilation import ask_compiler, find_overflow
 from ablate.workers.errors import CompilerFailed, CompilerKilled, DeviceMissing

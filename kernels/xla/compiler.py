@@ -2,7 +2,7 @@
 
 Each compilation is a process of its own, because libtpu ends the process when it fails:
 
-    python -m ablate.kernels.xla_compiler ORDER.json ANSWER.json
+    python -m ablate.kernels.xla.compiler ORDER.json ANSWER.json
 
 The answer is one JSON object, rewritten as its parts become available: `versions`, `device_kind`, `graph`, then
 `memory`, `collectives`, `compiled_calls` and `cost`. It holds `refusal` if the compiler raised an error, and `unusable`
@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ablate.kernels import xla_graph
+from ablate.kernels.xla import graph as xla_graph
 
 LIBRARY_PATH = "TPU_LIBRARY_PATH"
 """Environment variable with the libtpu.so that jax loads instead of the installed package's."""

@@ -109,7 +109,7 @@ def _after_barrier(graph: fx.GraphModule) -> Callable[..., Any]:
 
     Otherwise the compiler would merge recomputed values with those of the forward pass, and so save them.
     """
-    from ablate.kernels import xla_device
+    from ablate.kernels.xla import device as xla_device
 
     def run(*tensors: torch.Tensor) -> Any:
         return graph(*xla_device.barrier(tensors))

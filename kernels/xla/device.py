@@ -1,6 +1,6 @@
 """Seam to XLA: device, mesh, step boundary, compile counter and graphs.
 
-Only the files kernels/xla_*.py import torch_xla, jax or libtpu, and only inside functions, because the project's own
+Only the files of this folder import torch_xla, jax or libtpu, and only inside functions, because the project's own
 environment has none of them. The environment variable PJRT_DEVICE (CPU or TPU) chooses the device. The runtime reads
 it when the process makes its first tensor.
 
@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ablate.kernels.errors import KernelUnsupported
-from ablate.kernels.xla_compiler import libtpu_refusal
+from ablate.kernels.xla.compiler import libtpu_refusal
 
 DISTRIBUTIONS = ("torch", "torch_xla", "jax", "jaxlib", "torchax", "libtpu")
 PINNED = {"torch": "2.9.", "torch_xla": "2.9.", "jax": "0.7.1", "jaxlib": "0.7.1", "torchax": "0.0.13"}

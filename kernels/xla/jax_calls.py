@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ablate.kernels import xla_graph
+from ablate.kernels.xla import graph as xla_graph
 
 Key: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 """Shapes and dtypes of tensors."""

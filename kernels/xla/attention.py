@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ablate.kernels import xla_jax
 from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.xla import jax_calls as xla_jax
 
 BLOCK = 128
 LANES, SUBLANES = 128, 8

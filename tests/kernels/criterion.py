@@ -17,15 +17,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ablate.kernels.backends import GENERATED_LANES, Lane
 from ablate.kernels.documents import document_starts
-from ablate.kernels.errors import KernelUnsupported
 from ablate.kernels.mamba3_mimo.inputs import ScanInputs
 from ablate.kernels.mamba3_mimo.operands import cumulated_angles, handed_on, psiv, rotated
-from ablate.kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs, scanned
 from ablate.kernels.mamba3_mimo.reference import chunk_parallel
-from ablate.kernels.mamba3_mimo.support import supports
-from ablate.kernels.scan_switches import ScanSwitches
+from tests.kernels.problem import outputs
 
 SAMPLES, SAMPLES_IN_DOUBT = 8, 32
 """Samples of the noise: at first, and for a result that the first samples call wrong."""
@@ -251,26 +247,3 @@ def _ratios(error: Tensor, allowed: Tensor) -> Tensor:
 
 def _ratio(error: Tensor, allowed: Tensor) -> float:
     return float(_ratios(error, allowed))
-
-
-CASE = Case(B=1, S=128, H=2)
-"""A shape that every lane can run, with N = P = 64 and R = 4."""
-
-
-def small_run_problem(lane: Lane, device: torch.device) -> str | None:
-    """Run `CASE` with its gradients on `lane`; return why the lane does not work on `device`, or None if it does."""
-    switches = ScanSwitches(lane=lane, schedule="sequential" if lane is Lane.PEER else "chunk_parallel")
-    refusal = supports(switches, device.type)
-    if refusal is not None:
-        return f"refused: {refusal}"
-    inputs = make_inputs(CASE, "cpu")
-    grad_out = make_grad(inputs, CASE.seed)
-    if lane not in GENERATED_LANES:  # only generated kernels need bfloat16, whose rounding would hide other errors
-        inputs, grad_out = inputs.with_tensors(tuple(tensor.float() for tensor in inputs.tensors())), grad_out.float()
-    moved = inputs.with_tensors(tuple(tensor.to(device) for tensor in inputs.tensors()))
-    try:
-        got = outputs(scanned(switches), moved, grad_out.to(device))
-    except KernelUnsupported as error:
-        return f"refused: {error}"
-    errors = wrong({name: tensor.cpu() for name, tensor in got.items()}, inputs, grad_out)
-    return f"wrong: {', '.join(errors)}" if errors else None
