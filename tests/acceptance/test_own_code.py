@@ -5,6 +5,7 @@ import io
 import json
 import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,22 @@ def test_a_program_goes_from_its_spec_to_a_verdict_and_every_receipt_verifies(
     again = home.run("aa", "cpu", "--like", name, "--blocks", "6")
     assert again.returncode in range(5), again.stdout + again.stderr
     assert answer(home, "calibration")["items"][0]["calibration"]["key"]["recipe"] == "command"
+
+
+def test_the_python_client_works_beside_files_with_the_names_of_our_packages(home: Home, folder: Path) -> None:
+    spec = spec_for(write_program(folder / "code" / "client"), ablation="by-client")
+    script = home.current / "ask.py"
+    script.write_text(
+        "import ablate, sys\n"
+        "from ablate.service.client.api import Client\n"
+        "with Client() as client:\n"
+        f"    print(client.ablations.plan({spec!r}).num_blocks, ablate.steps, 'yaml' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script.name], cwd=home.current, env=home.environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("6 <function steps"), done.stdout
 
 
 def _receipts(home: Home, ablation: str) -> None:

@@ -11,7 +11,7 @@ from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.records.messages import DeviceInfo
 from ablate.kernels.backends import Lane
-from ablate.kernels.mamba3_mimo.small_run import small_run_problem
+from ablate.kernels.mamba3_mimo import small_run
 from ablate.model import back_ends
 from ablate.model.layers import attention
 from ablate.service.cli import tables
@@ -96,7 +96,7 @@ def test_planted_faults_of_back_ends_show_on_the_page_of_nodes(monkeypatch: pyte
         "attention=cudnn": back_ends.problem("attention=sdpa", here),
         "loss=compiled": "crashed: it died before it answered",
         "loss=liger": "it gave no answer, so it may crash",  # of a worker of an earlier version
-        "peer": small_run_problem(Lane.PEER, here),
+        "peer": small_run.small_run_problem(Lane.PEER, here),
         "command": "this node takes no commands",
     }
     torch.use_deterministic_algorithms(False)
