@@ -14,6 +14,7 @@ RUN apt-get update -qq \
 WORKDIR /opt/ablate
 COPY pyproject.toml README.md ./
 COPY requirements requirements
+COPY src src
 COPY kernels kernels
 COPY model model
 COPY experiments experiments

@@ -11,6 +11,7 @@ ENV PIP_NO_CACHE_DIR=1
 COPY pyproject.toml ./
 COPY requirements/install.py requirements/*.lock requirements/
 RUN python3 requirements/install.py --only /tmp/build build
+COPY src src
 COPY kernels kernels
 COPY model model
 COPY experiments experiments
