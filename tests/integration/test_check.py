@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import idna
 import pytest
 
 from ablate.experiments.system.isolation import short_link
 from ablate.experiments.system.kernel_limits import has_admin
-from tests.architecture.pages import ROOT
 from tests.programs import LOOP, write_program
 from tests.waiting import LIMIT_S, until
 
@@ -24,10 +24,7 @@ ABLATE = [sys.executable, "-c", "from ablate.experiments.system.console import m
 
 def checked(folder: Path, *options: str) -> tuple[int, dict[str, dict[str, Any]], str]:
     command = [*ABLATE, "check", "--json", *options, "--", "python", "train.py", "--seed", "{seed}"]
-    environment = {**os.environ}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S
-    )
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     rows = json.loads(done.stdout) if done.stdout else []
     return done.returncode, {row["name"]: row for row in rows}, done.stderr
 
@@ -100,14 +97,14 @@ def test_a_program_gets_its_secret_and_no_output_shows_it(tmp_path: Path, monkey
 
 
 def test_the_installed_copy_of_a_program_is_found_before_its_steps(tmp_path: Path) -> None:
-    """The package `experiments` of these tests is installed editable beside a copy in the sent code."""
-    folder = write_program(tmp_path / "code/scripts", "import ablate.experiments.outcomes\n" + LOOP).parent
-    shutil.copytree(ROOT / "experiments", folder / "src/experiments")
+    folder = write_program(tmp_path / "code/scripts", "import idna\n" + LOOP).parent
+    installed = Path(idna.__file__).parent
+    shutil.copytree(installed, folder / "src/idna")
     command = [*ABLATE, "check", "--json", "--", "python", "scripts/train.py", "--seed", "{seed}"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 6
     detail = json.loads(done.stdout)[0]["detail"]
-    assert f"'experiments' from {ROOT}/experiments, and not from the sent code, which has it in src/experi" in detail
+    assert f"'idna' from {installed}, and not from the sent code, which has it in src/idna" in detail
 
 
 LEAVES = """
