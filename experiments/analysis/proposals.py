@@ -9,12 +9,13 @@ from typing import Any
 
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.design.aa_spec import CONTENT_TYPE
-from ablate.experiments.design.load import load_values, spec_of, spec_yaml
+from ablate.experiments.design.load import load_values, spec_of
 from ablate.experiments.design.metrics import LOSS_METRICS, METRICS
 from ablate.experiments.design.power import session_level
 from ablate.experiments.design.problems import listed, pointer, shown
 from ablate.experiments.design.spec import MAX_SEEDS, AblationSpec
 from ablate.experiments.design.spec_values import NO_MARGIN
+from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.design.verdict_rule import SessionLevel
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE, Decision, ProposalOutcome

@@ -9,7 +9,7 @@ from ablate.experiments.analysis.noise.calibrate import estimator_digest, shape_
 from ablate.experiments.analysis.statistics import RATIO, SHARE, Scale, dependence_of, widening
 from ablate.experiments.analysis.verdicts import Verdict, unit_of_shares
 from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE
-from ablate.experiments.design.load import load_values, spec_of, spec_yaml
+from ablate.experiments.design.load import load_values, spec_of
 from ablate.experiments.design.metrics import LOSS_METRICS
 from ablate.experiments.design.plan import Plan, make_plan, replan, unsized
 from ablate.experiments.design.power import (
@@ -25,6 +25,7 @@ from ablate.experiments.design.problems import pointer
 from ablate.experiments.design.rule import blocks_for_rarest_event
 from ablate.experiments.design.spec import MAX_SEEDS, MIN_BLOCKS, MIN_EXACT_BLOCKS, AblationSpec
 from ablate.experiments.design.spec_values import show_percent
+from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.design.verdict_rule import Primary
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.records.calibration import Calibration, Sizing, workload_digest

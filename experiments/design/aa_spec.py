@@ -5,10 +5,11 @@ from typing import Any
 from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.gates import GATES
 from ablate.experiments.design.kinds.package import unknown_recipe
-from ablate.experiments.design.load import spec_of, spec_yaml
+from ablate.experiments.design.load import spec_of
 from ablate.experiments.design.packages import installed
 from ablate.experiments.design.recipes import RECIPES
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
+from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.errors import SpecError
 from ablate.experiments.outcomes import BASELINE
 

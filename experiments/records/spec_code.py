@@ -1,16 +1,14 @@
 """Folders of code in a spec: pack them, and name their archives in the text instead."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
-import yaml
-
-from ablate.experiments.design.load import load_values, spec_yaml
+from ablate.experiments.design.load import load_values
 from ablate.experiments.design.problems import listed, nearest, pointer
 from ablate.experiments.design.workload import ARCHIVE, COMMAND, COMMIT
 from ablate.experiments.errors import CodeArchiveError, SpecError, SpecProblem
@@ -18,7 +16,6 @@ from ablate.experiments.ids import COMMIT_LABEL
 from ablate.experiments.outcomes import BASELINE
 from ablate.experiments.records.code_archive import PackedCode, pack_code, pack_commit
 
-_YAML = "application/yaml"
 _RELATIVE = "the folder is relative to the spec; an absolute one is on the node"
 _Place = tuple[str, ...]
 _Source = tuple[str, str | None]
@@ -158,7 +155,7 @@ def _with_digests(
     digests: Mapping[_Place, str],
     labels: Mapping[str, str],
 ) -> tuple[bytes, str]:
-    """Return the spec's text with archives and labels: YAML keeps its comments, other formats become YAML."""
+    """Return the spec's text with archives and labels: YAML keeps its comments, TOML becomes JSON."""
     wanted = deepcopy(values)
     if labels and isinstance(values.get("labels", {}), Mapping):
         wanted["labels"] = {**labels, **values.get("labels", {})}
@@ -168,11 +165,16 @@ def _with_digests(
             at[name] = at[name] or {}
             at = at[name]
         at[place[-1]] = {ARCHIVE: digest}
-    if "yaml" in content_type:
-        text = _labelled(_edited(content.decode(), digests), wanted.get("labels"), labels)
-        if _says(text, content_type, wanted):
-            return text.encode(), content_type
-    return spec_yaml(wanted), _YAML
+    if "yaml" not in content_type:
+        return json.dumps(wanted).encode(), "application/json"
+    from ablate.experiments.design.spec_yaml import (
+        spec_yaml,  # lazy: a yaml.py beside a user's script hides the library
+    )
+    from ablate.experiments.records.spec_edits import edited, labelled
+
+    archives = {place: f'{{{ARCHIVE}: "{digest}"}}' for place, digest in digests.items()}
+    text = labelled(edited(content.decode(), archives), wanted.get("labels"), labels)
+    return (text.encode() if _says(text, content_type, wanted) else spec_yaml(wanted)), content_type
 
 
 def _says(text: str, content_type: str, wanted: Mapping[str, Any]) -> bool:
@@ -180,47 +182,3 @@ def _says(text: str, content_type: str, wanted: Mapping[str, Any]) -> bool:
         return load_values(text.encode(), content_type) == wanted
     except SpecError:
         return False
-
-
-def _edited(text: str, digests: Mapping[_Place, str]) -> str:
-    """Replace the scalars at the places in a YAML text; a text that this parser does not read comes back unchanged."""
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
-        return text
-    try:
-        edits = [(_node_at(root, place), digest) for place, digest in digests.items()]
-    except LookupError:  # an arm had no code of its own
-        return text
-    for node, digest in sorted(edits, key=lambda edit: -edit[0].start_mark.index):
-        begin, end = node.start_mark.index, _end_of(node)
-        new = f'{{{ARCHIVE}: "{digest}"}}' + ("\n" if text[begin:end].endswith("\n") else "")
-        text = text[:begin] + new + text[end:]
-    return text
-
-
-def _labelled(text: str, wanted: object, added: Mapping[str, str]) -> str:
-    """Return a YAML text with all its labels in one line if some are `added`."""
-    if not added:
-        return text
-    line = json.dumps(wanted, ensure_ascii=False)
-    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)  # `_edited` or the reader of the spec has read it
-    node = next((value for key, value in root.value if key.value == "labels"), None)
-    if node is None:
-        return f"{text}{'' if text.endswith(chr(10)) else chr(10)}labels: {line}\n"
-    begin, end = node.start_mark.index, _end_of(node)
-    return text[:begin] + line + ("\n" if text[begin:end].endswith("\n") else "") + text[end:]
-
-
-def _end_of(node: Any) -> int:
-    """Return where a node ends; a mapping without braces ends with its last value, before comments."""
-    if isinstance(node, yaml.MappingNode) and not node.flow_style:
-        node = node.value[-1][1]
-    return int(node.end_mark.index)
-
-
-def _node_at(node: Any, place: Sequence[str]) -> Any:
-    for name in place:
-        entries = node.value if isinstance(node, yaml.MappingNode) else ()
-        node = {key.value: value for key, value in entries}[name]
-    return node

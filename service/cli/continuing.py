@@ -9,7 +9,8 @@ from rich.markup import escape
 
 from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from ablate.experiments.design.aa_spec import CONTENT_TYPE
-from ablate.experiments.design.load import load_values, spec_yaml
+from ablate.experiments.design.load import load_values
+from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.outlook import to_continue

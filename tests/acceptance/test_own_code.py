@@ -116,10 +116,10 @@ def test_the_python_client_works_beside_files_with_the_names_of_our_packages(hom
     spec = spec_for(write_program(folder / "code" / "client"), ablation="by-client")
     script = home.current / "ask.py"
     script.write_text(
-        "import ablate, sys\n"
+        "import ablate\n"
         "from ablate.service.client.api import Client\n"
         "with Client() as client:\n"
-        f"    print(client.ablations.plan({spec!r}).num_blocks, ablate.steps, 'yaml' in sys.modules)\n"
+        f"    print(len(client.ablations.plan({spec!r}).blocks), ablate.steps)\n"
     )
     done = subprocess.run(
         [sys.executable, script.name],

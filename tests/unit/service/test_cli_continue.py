@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ablate.experiments.analysis.verdicts import Cause, VariantVerdict
-from ablate.experiments.design.load import parse_spec, spec_yaml
+from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.power import alpha_of
+from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.errors import SpecError
 from ablate.experiments.outcomes import Decision, VerdictWord
 from ablate.service.cli.continuing import accept_price, price, with_open_variants

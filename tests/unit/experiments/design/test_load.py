@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ablate.experiments.design.load import MAX_SPEC_BYTES, load_values, parse_spec, spec_yaml
+from ablate.experiments.design.load import MAX_SPEC_BYTES, load_values, parse_spec
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.problems import listed
+from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.kernels.backends import NODE_CLASSES
 from tests.bad_specs import BAD, BAD_TEXTS, GATES, JSON, TOML, YAML, bad_values
