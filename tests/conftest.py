@@ -13,6 +13,7 @@ one of them is done.
 import gc
 import os
 import signal
+import sys
 
 import pytest
 from hypothesis import settings
@@ -37,6 +38,8 @@ GROUPS = {
 
 for name in [name for name in os.environ if name.startswith(NOT_OURS)]:
     del os.environ[name]
+# The root is on the search path for `tests`. Without ablate, a package would be imported a second time from there.
+sys.modules.update(dict.fromkeys(("service", "workers", "experiments", "model", "kernels")))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a suite in the background; children would inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("ours", deadline=None)  # other tests run beside a drawn example, and take its time

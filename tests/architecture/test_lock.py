@@ -75,6 +75,15 @@ def test_tpu_lane_has_the_same_versions(packages: dict[str, install.Locked]) -> 
     assert {name: version for name, version in locked.items() if version != [Version(own[name])]} == {}
 
 
+def test_tpu_lane_has_what_a_worker_imports() -> None:
+    lines = (ROOT / "requirements/tpu.lock").read_text(encoding="utf-8").splitlines()
+    locked = {install.name_of(line.partition("==")[0]) for line in lines if line[0] != "#"}
+    needed = {
+        install.name_of(Requirement(one).name) for one in (*PROJECT["project"]["dependencies"], *EXTRAS["worker"])
+    }
+    assert needed - locked == {"ruptures"}, "only the judge of bundles imports ruptures"
+
+
 def test_an_installation_takes_only_what_its_extras_need(packages: dict[str, install.Locked]) -> None:
     service = install.selected(packages, install.roots(["service"]))
     worker = install.selected(packages, install.roots(["worker", "cpu"]))

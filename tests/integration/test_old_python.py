@@ -40,7 +40,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment of the old interpreter with this checkout and the packages of this one."""
     folder = tmp_path_factory.mktemp("old") / "venv"
     subprocess.run([str(OLD), "-m", "venv", "--without-pip", str(folder)], check=True)
-    packages = f"{ROOT}\n{sysconfig.get_path('purelib')}\n"
+    packages = f"{ROOT / 'src'}\n{ROOT}\n{sysconfig.get_path('purelib')}\n"
     (folder / "lib/python3.11/site-packages/checkout.pth").write_text(packages)
     return folder / "bin/python"
 

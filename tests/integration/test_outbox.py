@@ -201,7 +201,7 @@ def test_cancelled_ablation_gets_a_report_without_a_verdict(api: Api) -> None:
 def test_projection_survives_mlflow_being_away(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ablate.service.background.outbox_handlers.FIRST_RETRY_S", 100.0)
     for longest in ("background.outbox_handlers.LAST_RETRY_S", "store.outbox.LONGEST_PAUSE_S"):
-        monkeypatch.setattr(f"service.{longest}", 10_000.0)
+        monkeypatch.setattr(f"ablate.service.{longest}", 10_000.0)
     made = api.submit()
     api.cancel(made["id"])
     sink = RecordingSink(failures=3)

@@ -21,7 +21,7 @@ from tests.waiting import until
 PLANTED = "pl4nted-s3cret-7d21"
 GOOD = "g00d-s3cret-of-the-tests-55"
 API, BACKGROUND, MIGRATE, WORKER = (
-    [sys.executable, "-m", f"ablate.{name}"]
+    [sys.executable, "-m", name]
     for name in (
         "ablate.service.app",
         "ablate.service.background.main",

@@ -57,7 +57,7 @@ def test_a_link_shows_one_report_and_opens_nothing_else(api: Api, caplog: pytest
         (row,) = connection.execute(select(share_links)).all()
     assert secret not in str(row)
     assert (row.uses, row.used_at is not None) == (1, True)
-    logged = [record.getMessage() for record in caplog.records if record.name.startswith("service.")]
+    logged = [record.getMessage() for record in caplog.records if record.name.startswith("ablate.service.")]
     assert f"share link {row.id} shows {ablation}" in logged
     assert not [line for line in logged if secret in line]
     (listed,) = api.get(f"/v1/ablations/{ablation}/shares").json()["items"]

@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from ablate.experiments.digest import SOURCE_ROOT
+from ablate.experiments.digest import IMPORT_ROOT
 from ablate.experiments.outcomes import ExitCode
 from ablate.model.config import StepsConfig
 from tests.api_stack import Api, served_api
@@ -85,8 +85,7 @@ def test_a_replaced_key_goes_on_and_a_revoked_one_ends_its_worker(tmp_path: Path
 
 def test_changed_code_spoils_the_block_and_ends_the_worker(tmp_path: Path) -> None:
     """The worker runs a copy of the source."""
-    for package in ("kernels", "model", "experiments", "workers"):
-        shutil.copytree(SOURCE_ROOT / package, tmp_path / "source" / package)
+    shutil.copytree(IMPORT_ROOT / "ablate", tmp_path / "source" / "ablate")
     service = Service()
     home = tmp_path / "home"
     command = [sys.executable, "-P", "-m", "ablate.workers.app"]
@@ -95,7 +94,7 @@ def test_changed_code_spoils_the_block_and_ends_the_worker(tmp_path: Path) -> No
         steps = StepsConfig(warmup=1, timed=400, val_rows=0)
         service.blocks.append(block([built_in_arm(corpus(tmp_path / "corpus"), steps=steps)], attempt="changed"))
         until(service.steps_done)
-        with (tmp_path / "source" / "model" / "counts.py").open("a") as file:
+        with (tmp_path / "source" / "ablate" / "model" / "counts.py").open("a") as file:
             file.write("# other code\n")
         assert process.wait(LIMIT_S) == ExitCode.ERROR
         (report,) = service.bodies(":report")
