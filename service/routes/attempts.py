@@ -12,10 +12,10 @@ from ablate.service.errors import StaleToken
 from ablate.service.http.deps import AttemptId, Services, ServicesDep, Worker, WorkerRoute, json_only
 from ablate.service.http.responses import secured
 from ablate.service.schemas.nodes import AttemptClosed
-from ablate.service.store.ablations import logs
 from ablate.service.store.access import keys
 from ablate.service.store.blocks import attempts, claims, reports
 from ablate.service.store.blocks.block_wire import checked_signature, claimed_block, report_digest, verify_report
+from ablate.service.store.files import logs
 from ablate.service.store.nodes import node_states, nodes
 
 router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_only)], route_class=WorkerRoute)

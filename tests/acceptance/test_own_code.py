@@ -122,7 +122,12 @@ def test_the_python_client_works_beside_files_with_the_names_of_our_packages(hom
         f"    print(client.ablations.plan({spec!r}).num_blocks, ablate.steps, 'yaml' in sys.modules)\n"
     )
     done = subprocess.run(
-        [sys.executable, script.name], cwd=home.current, env=home.environment, capture_output=True, text=True, check=False
+        [sys.executable, script.name],
+        cwd=home.current,
+        env=home.environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("6 <function steps"), done.stdout

@@ -80,7 +80,7 @@ def test_no_small_file_serves_one_neighbour_only() -> None:
 
 
 def _module(path: Path) -> str:
-    return _name(path).removesuffix(".py").replace("/", ".")
+    return f"ablate.{_name(path).removesuffix('.py').replace('/', '.')}"
 
 
 def _imported(path: Path) -> Iterator[str]:

@@ -17,10 +17,10 @@ from ablate.experiments.retries import RETRY_RULES, final_failures
 from ablate.service.background.outbox_handlers import OutboxHandlers
 from ablate.service.background.reconciler import Reconciler
 from ablate.service.lifecycle import OutboxKind
-from ablate.service.store.ablations.circumstances import circumstances_of
 from ablate.service.store.ablations.results import ablation_view
 from ablate.service.store.blocks.attempts import broken_attempts
 from ablate.service.store.nodes.nodes import heartbeats
+from ablate.service.store.questions.circumstances import circumstances_of
 from ablate.service.store.tables import attempts, blocks, db_now, events, outbox, receipts
 from ablate.workers.errors import ApiUnreachable, StaleLease
 from ablate.workers.leases.service_api import ServiceApi

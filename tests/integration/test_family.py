@@ -10,7 +10,7 @@ from ablate.experiments.records.circumstances import Family
 from ablate.experiments.retries import RETRY_RULES, RetryRule
 from ablate.service.background.outbox_handlers import OutboxHandlers
 from ablate.service.lifecycle import OutboxKind
-from ablate.service.store.ablations.circumstances import family_of
+from ablate.service.store.questions.circumstances import family_of
 from ablate.service.store.tables import ablations
 from tests.api_stack import Api, api_fixture
 from tests.factories import spec_values
