@@ -5,8 +5,8 @@ import math
 import sys
 from pathlib import Path
 
+from ablate.workers import node as nodes
 from ablate.workers.blocks.block_runner import BlockRunner, NodeContext
-from ablate.workers.identity import node as nodes
 from ablate.workers.lease import Lease, boot_time_s
 from ablate.workers.paths import WorkPaths
 from ablate.workers.processes.forkserver import ForkServer

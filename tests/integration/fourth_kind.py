@@ -24,8 +24,8 @@ from ablate.experiments.design.workload import Workload
 from ablate.experiments.outcomes import BASELINE
 from ablate.experiments.records.circumstances import CALIBRATED
 from ablate.experiments.records.plan_file import make_plan_file, plan_file_text, read_plan_file
+from ablate.workers import node as nodes
 from ablate.workers.blocks.block_runner import BlockRunner, NodeContext
-from ablate.workers.identity import node as nodes
 from ablate.workers.lease import Lease, boot_time_s
 from ablate.workers.paths import WorkPaths
 from ablate.workers.processes.forkserver import ForkServer

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from ablate.experiments.system.processes import Mark
-from ablate.workers.environment_variables import trial_mark
+from ablate.workers.isolation.environment import trial_mark
 from ablate.workers.lease import Lease, StopReason, boot_time_s
 from ablate.workers.processes.guardian import Guardian, end_trial
 from ablate.workers.processes.runner import TrialRunner

@@ -29,7 +29,7 @@ from ablate.workers.commands.program import result_of
 from ablate.workers.commands.program_end import ProgramEnd, not_finite, program_failure
 from ablate.workers.commands.ranks import ProgramMarks
 from ablate.workers.errors import BlockBroken
-from ablate.workers.identity.node import Node, find_node
+from ablate.workers.node import Node, find_node
 from ablate.workers.paths import TrialPaths, WorkPaths
 from ablate.workers.processes.runner import Ending
 from ablate.workers.processes.trial_output import BlockOutput
