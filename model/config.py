@@ -40,6 +40,9 @@ CONTEXT_LANES, CONTEXT_ATTENTION = (Lane.REFERENCE, Lane.CUDA), ("sdpa", "flash"
 DIVISIBLE_LOSSES = ("dense", "chunked")
 """Losses that can share the vocabulary between devices."""
 
+MAX_SEED = 2**63 - 1
+"""Largest seed of a trial."""
+
 BLOCK_KINDS = {"M": "Mamba-3 MIMO mixer", "A": "causal attention", "F": "gated MLP"}
 """Letters of a pattern string, one residual block each."""
 
@@ -419,7 +422,7 @@ class TrainConfig:
             raise ConfigError("model.norm_kernels", f"is quack; allowed with dtype {self.dtype}: torch")
         if self.cuda_graph and self.optim.algorithm != "adamw":
             raise ConfigError("cuda_graph", f"is true; allowed with optim.algorithm {self.optim.algorithm}: false")
-        _between("seed", self.seed, 0, 2**63 - 1)
+        _between("seed", self.seed, 0, MAX_SEED)
 
     @property
     def tokens_per_step(self) -> int:

@@ -41,6 +41,7 @@ from ablate.experiments.records.identity import (
 )
 from ablate.experiments.records.signing import Signer, signature_problem
 from ablate.experiments.retries import Break
+from ablate.model.config import MAX_SEED
 from ablate.model.measurements import OmitNone
 
 KIND: Literal["ablate plan"] = "ablate plan"
@@ -150,7 +151,7 @@ def read_plan_file(data: bytes) -> PlanFile:
         raise PlanFileError(f"the plan file is not JSON: {error}; write one with `ablate plan SPEC --out`") from error
     _check_kind(values)
     try:
-        file = PlanFile.model_validate(values)
+        file = PlanFile.model_validate_json(data)  # its JSON has no halves of characters, which nobody can digest
     except ValidationError as error:
         raise PlanFileError(f"not a plan file: {first_problem(error)}") from error
     try:
@@ -182,6 +183,8 @@ def _contradictions(file: PlanFile) -> Iterator[str]:
     for index, (block, ids) in enumerate(zip(plan.blocks, file.blocks, strict=False)):
         if block.index != index:
             yield f"{block_name(index)} has index {block.index}; expected {index}"
+        if not 0 <= block.seed <= MAX_SEED:
+            yield f"{block_name(index)} has seed {block.seed}; allowed: 0 to {MAX_SEED}"
         if set(block.order) != names or len(block.order) != len(names) or len(ids.trial_ids) != len(names):
             yield f"{block_name(index)} does not have every arm once"
     named = {archive for arm in plan.arms if (archive := arm.config.archive) is not None}
