@@ -19,9 +19,7 @@ MAY_READ_THE_ENVIRONMENT = {
 MAY_READ_THE_CLOCK = {
     "tests/integration/slice_schedules.py",  # in which order trainers ran
     "tests/integration/test_clock_steps.py",  # its clocks are moved by hand
-    "tests/integration/test_part_run.py",  # a clock that a test moves
     "tests/integration/test_planted.py",  # a receipt says how long its trial took
-    "tests/integration/test_worker_processes.py",  # a clock that a test moves
 }
 MAX_LINES, MAX_FUNCTION_LINES = 600, 60
 MAX_FILES, MAX_FILES_OF_A_FOLDER, SMALL = 495, 22, 60
