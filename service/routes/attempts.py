@@ -7,7 +7,6 @@ from fastapi import APIRouter, Depends, Response
 from ablate.experiments.outcomes import AttemptState, BlockState, FailureClass
 from ablate.experiments.records.identity import BlockReport, ClaimedBlock
 from ablate.experiments.records.messages import ClaimRequest, Heartbeat, HeartbeatReply, ProbeOrder, Release
-from ablate.experiments.retries import SPEAKS_AGAINST_NODE
 from ablate.service.errors import StaleToken
 from ablate.service.http.deps import AttemptId, Services, ServicesDep, Worker, WorkerRoute, json_only
 from ablate.service.http.responses import secured
@@ -134,7 +133,7 @@ def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep
 
 def _judge_node(services: Services, node_id: str, failure: FailureClass) -> None:
     """Quarantine a node that broke too often, in a new transaction because nodes are locked before blocks."""
-    if failure not in SPEAKS_AGAINST_NODE:
+    if not failure.rule.speaks_against_node:
         return
     with services.store.write() as connection:
         node_states.judge_node(connection, node_id, limit=services.settings.node_breaks)

@@ -107,7 +107,7 @@ class TrialRecord:
             missing = missing_kernel(result.program.kernels, config)
             failure, message = (FailureClass.GATE_REFUSED, missing) if missing else (None, None)
         steps = _finite(steps)
-        outcome = Outcome.MEASURED if failure is None else failures.outcome_of(failure)
+        outcome = Outcome.MEASURED if failure is None else failure.rule.outcome
         return seal(
             {
                 **{name: value for name, value in result if name in Receipt.model_fields},
