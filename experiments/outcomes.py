@@ -1,7 +1,7 @@
 """Closed vocabularies: roles, states, outcomes, failure classes, verdicts, decisions, proposals, exit codes."""
 
-from enum import IntEnum, StrEnum
-from typing import Final, Literal, TypeAlias
+from enum import Enum, IntEnum, StrEnum, auto
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 ArmRole: TypeAlias = Literal["baseline", "variant", "control"]
 BASELINE: Final = "baseline"
@@ -65,23 +65,83 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
+class FinalWhen(Enum):
+    """Earlier breaks of a failure class that count towards making it a result of the arm."""
+
+    ARM = auto()
+    """Breaks by the same arm in any block of the ablation."""
+    BLOCK = auto()
+    """Breaks of the same block by any arm."""
+    ARM_IN_BLOCK = auto()
+    """Breaks by the same arm in the same block."""
+
+
+class FailureRule(NamedTuple):
+    """What follows from one failure class."""
+
+    attempts: int = 1
+    """Attempts at one block that may end by this class, which then becomes final. Each class counts separately."""
+    rests_s: tuple[float, ...] = (0.0,)
+    """Seconds that the block waits after its first, second, ... such attempt; the last value repeats."""
+    elsewhere: bool = False
+    """Whether the next attempt should run on another node."""
+    is_result: bool = False
+    """Whether it is a result of the arm, not of the node: the block counts, and the receipt records the failure."""
+    final_when: FinalWhen | None = None
+    """Breaks that make it a result of the arm at the last allowed attempt; None if none do."""
+    speaks_against_node: bool = False
+    """Whether it indicates a bad node when it repeats there over different work."""
+    outcome: Outcome = Outcome.FAILED
+    """Outcome in the receipt of its trial."""
+
+
+_ONE_ATTEMPT = FailureRule()
+
+
 class FailureClass(StrEnum):
     """Why a trial or an attempt has no measurement."""
 
-    USER_ERROR = "user_error"
-    OOM = "oom"
-    NUMERICS = "numerics"
-    OUTPUT_LIMIT = "output_limit"
-    GATE_REFUSED = "gate_refused"
-    INFRA_NODE = "infra_node"
-    INFRA_CONTROL = "infra_control"
-    PREEMPTED = "preempted"
-    TIMEOUT = "timeout"
+    rule: FailureRule
+
+    def __new__(cls, value: str, rule: FailureRule = _ONE_ATTEMPT) -> "FailureClass":
+        """Make the member of this value."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.rule = rule
+        return member
+
+    USER_ERROR = "user_error", FailureRule(is_result=True)
+    OOM = "oom", FailureRule(is_result=True, outcome=Outcome.OOM)
+    NUMERICS = "numerics", FailureRule(is_result=True)
+    OUTPUT_LIMIT = "output_limit", FailureRule(is_result=True)
+    GATE_REFUSED = "gate_refused", FailureRule(is_result=True, outcome=Outcome.REFUSED)
+    INFRA_NODE = (
+        "infra_node",
+        FailureRule(
+            5,
+            (0.0, 2.0, 4.0, 8.0, 16.0),
+            elsewhere=True,
+            final_when=FinalWhen.ARM_IN_BLOCK,
+            speaks_against_node=True,
+        ),
+    )
+    INFRA_CONTROL = "infra_control", FailureRule(5, (1.0, 2.0, 4.0, 8.0, 16.0))
+    PREEMPTED = "preempted", FailureRule(10)
+    TIMEOUT = "timeout", FailureRule(2, final_when=FinalWhen.ARM, outcome=Outcome.TIMEOUT)
     CANCELLED = "cancelled"
-    INVALID_MEASUREMENT = "invalid_measurement"
-    DISTURBED = "disturbed"
+    INVALID_MEASUREMENT = (
+        "invalid_measurement",
+        FailureRule(3, (2.0, 15.0), elsewhere=True, final_when=FinalWhen.BLOCK, outcome=Outcome.INVALID),
+    )
+    DISTURBED = (
+        "disturbed",
+        FailureRule(10, (1.0, 2.0, 4.0, 8.0, 15.0), elsewhere=True, outcome=Outcome.INVALID),
+    )
     """Others took more of the cores' time than the spec allows."""
-    NO_RECEIPT = "no_receipt"
+    NO_RECEIPT = (
+        "no_receipt",
+        FailureRule(3, (0.0, 4.0), elsewhere=True, final_when=FinalWhen.ARM, speaks_against_node=True),
+    )
 
 
 class VerdictWord(StrEnum):

@@ -40,8 +40,13 @@ CONTEXT_LANES, CONTEXT_ATTENTION = (Lane.REFERENCE, Lane.CUDA), ("sdpa", "flash"
 DIVISIBLE_LOSSES = ("dense", "chunked")
 """Losses that can share the vocabulary between devices."""
 
+MAX_SEED = 2**63 - 1
+"""Largest seed of a trial."""
+
 BLOCK_KINDS = {"M": "Mamba-3 MIMO mixer", "A": "causal attention", "F": "gated MLP"}
-"""Letters of a pattern string, one residual block each."""
+"""Letters of a pattern string, one residual block each; `ablate.model.counts` has what they are."""
+DIVISIBLE_BLOCKS = ("M", "A", "F")
+"""Blocks whose heads, columns or tokens several devices can share."""
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:
@@ -419,7 +424,7 @@ class TrainConfig:
             raise ConfigError("model.norm_kernels", f"is quack; allowed with dtype {self.dtype}: torch")
         if self.cuda_graph and self.optim.algorithm != "adamw":
             raise ConfigError("cuda_graph", f"is true; allowed with optim.algorithm {self.optim.algorithm}: false")
-        _between("seed", self.seed, 0, 2**63 - 1)
+        _between("seed", self.seed, 0, MAX_SEED)
 
     @property
     def tokens_per_step(self) -> int:
@@ -507,8 +512,16 @@ def _check_ranks(config: TrainConfig) -> None:
     if config.optim.algorithm == "muon" and divided:
         detail = "is muon, which needs whole matrices; allowed with divided ones: adamw (or sharding replicated)"
         raise ConfigError("optim.algorithm", detail)
+    _check_blocks(config)
     check_tensor_parallel(config)
     check_context_parallel(config)
+
+
+def _check_blocks(config: TrainConfig) -> None:
+    whole = sorted(set(config.model.pattern) - set(DIVISIBLE_BLOCKS))
+    if whole and config.mesh.tensor * config.mesh.context > 1:
+        detail = f"has block {whole[0]!r}, which devices cannot share; allowed with mesh.tensor and mesh.context 1"
+        raise ConfigError("model.pattern", detail)
 
 
 def check_context_parallel(config: TrainConfig) -> None:

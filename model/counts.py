@@ -1,4 +1,4 @@
-"""Parameters and model FLOPs of a configuration. Torch-free.
+"""The kinds of residual blocks, and parameters and model FLOPs of a configuration. Torch-free.
 
 Model FLOPs count the work of the mathematics, not of an implementation:
 
@@ -13,17 +13,23 @@ Model FLOPs count the work of the mathematics, not of an implementation:
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ablate.model.config import HybridConfig, TrainConfig
 
-BACKWARD_FACTOR = 3
-"""Forward plus backward pass, in units of the forward pass."""
 
+@dataclass(frozen=True, kw_only=True)
+class BlockKind:
+    """What the rest asks of a kind of blocks."""
 
-def num_parameters(model: HybridConfig) -> int:
-    """Return the trainable parameters: blocks with a norm each, embedding, head and the final norm."""
-    blocks = sum(BLOCK_PARAMETERS[letter](model) + model.d_model for letter in model.pattern)
-    return blocks + 2 * model.vocab_size * model.d_model + model.d_model
+    module: str
+    """`module:Class` of its mixer, which takes the configuration and `compute_dtype`."""
+    parameters: Callable[[HybridConfig], int]
+    """Parameters of its block without the norm."""
+    flops: Callable[[HybridConfig, int], int]
+    """Forward FLOPs per token, from (model, tokens of a row)."""
+    fields: tuple[str, ...] = ()
+    """Fields of TrainConfig that have an effect only in a model with such blocks."""
 
 
 def mixer_parameters(model: HybridConfig) -> int:
@@ -41,37 +47,6 @@ def attention_parameters(model: HybridConfig) -> int:
 def mlp_parameters(model: HybridConfig) -> int:
     """Return the parameters of one gated MLP: two matrices in, one out."""
     return 3 * model.d_model * model.mlp_width
-
-
-BLOCK_PARAMETERS: dict[str, Callable[[HybridConfig], int]] = {
-    "M": mixer_parameters,
-    "A": attention_parameters,
-    "F": mlp_parameters,
-}
-"""Letter of a pattern -> parameters of its block without the norm."""
-
-
-def step_flops(config: TrainConfig) -> int:
-    """Return the model FLOPs of one optimiser step, forward and backward over B * S tokens."""
-    return BACKWARD_FACTOR * forward_flops_per_token(config.model, config.data.seq_len) * config.tokens_per_step
-
-
-def document_flops(config: TrainConfig, pairs: float) -> float:
-    """Return the FLOPs of one optimiser step whose attention sees `pairs` of tokens: Sum of L (L + 1) / 2.
-
-    L are the lengths of the documents of the batch, or of its rows where documents are joined.
-    """
-    model, tokens = config.model, config.tokens_per_step
-    layers = model.pattern.count("A")
-    scores = layers * 4 * config.data.seq_len * model.d_model * tokens
-    forward = forward_flops_per_token(model, config.data.seq_len) * tokens - scores
-    return BACKWARD_FACTOR * (forward + layers * 4 * model.d_model * pairs)
-
-
-def forward_flops_per_token(model: HybridConfig, seq_len: int) -> int:
-    """Return the FLOPs per token of a forward pass over rows of `seq_len` tokens, including the head."""
-    blocks = sum(BLOCK_FLOPS[letter](model, seq_len) for letter in model.pattern)
-    return blocks + 2 * model.d_model * model.vocab_size
 
 
 def mixer_flops(model: HybridConfig, seq_len: int) -> int:
@@ -101,9 +76,57 @@ def _mixer_matrices(model: HybridConfig) -> int:
     return model.d_model * (sum(model.mixer_widths) + model.d_inner)
 
 
-BLOCK_FLOPS: dict[str, Callable[[HybridConfig, int], int]] = {
-    "M": mixer_flops,
-    "A": attention_flops,
-    "F": mlp_flops,
+BLOCKS: dict[str, BlockKind] = {
+    "M": BlockKind(
+        module="ablate.model.layers.mamba3:Mamba3",
+        parameters=mixer_parameters,
+        flops=mixer_flops,
+        fields=("model.mamba", "model.scan"),
+    ),
+    "A": BlockKind(
+        module="ablate.model.layers.attention:CausalAttention",
+        parameters=attention_parameters,
+        flops=attention_flops,
+        fields=("model.attention",),
+    ),
+    "F": BlockKind(
+        module="ablate.model.layers.linear:GatedMLP",
+        parameters=mlp_parameters,
+        flops=mlp_flops,
+        fields=("model.mlp_ratio",),
+    ),
 }
-"""Letter of a pattern -> forward FLOPs per token from (model, tokens of a row)."""
+"""By letter; `ablate.model.config.BLOCK_KINDS` names them."""
+
+
+BACKWARD_FACTOR = 3
+"""Forward plus backward pass, in units of the forward pass."""
+
+
+def num_parameters(model: HybridConfig) -> int:
+    """Return the trainable parameters: blocks with a norm each, embedding, head and the final norm."""
+    blocks = sum(BLOCKS[letter].parameters(model) + model.d_model for letter in model.pattern)
+    return blocks + 2 * model.vocab_size * model.d_model + model.d_model
+
+
+def step_flops(config: TrainConfig) -> int:
+    """Return the model FLOPs of one optimiser step, forward and backward over B * S tokens."""
+    return BACKWARD_FACTOR * forward_flops_per_token(config.model, config.data.seq_len) * config.tokens_per_step
+
+
+def document_flops(config: TrainConfig, pairs: float) -> float:
+    """Return the FLOPs of one optimiser step whose attention sees `pairs` of tokens: Sum of L (L + 1) / 2.
+
+    L are the lengths of the documents of the batch, or of its rows where documents are joined.
+    """
+    model, tokens = config.model, config.tokens_per_step
+    layers = model.pattern.count("A")
+    scores = layers * 4 * config.data.seq_len * model.d_model * tokens
+    forward = forward_flops_per_token(model, config.data.seq_len) * tokens - scores
+    return BACKWARD_FACTOR * (forward + layers * 4 * model.d_model * pairs)
+
+
+def forward_flops_per_token(model: HybridConfig, seq_len: int) -> int:
+    """Return the FLOPs per token of a forward pass over rows of `seq_len` tokens, including the head."""
+    blocks = sum(BLOCKS[letter].flops(model, seq_len) for letter in model.pattern)
+    return blocks + 2 * model.d_model * model.vocab_size

@@ -10,24 +10,18 @@ block start with the same numbers everywhere else.
 import hashlib
 import math
 from collections.abc import Callable
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor, nn
 
 from ablate.kernels import facts
 from ablate.model.config import HybridConfig, MambaConfig, TrainConfig
+from ablate.model.counts import BLOCKS
 from ablate.model.facts import ModelFact
 from ablate.model.layers.attention import CausalAttention, Rotary
 from ablate.model.layers.layer_loops import LayerLoops
-from ablate.model.layers.linear import GatedMLP, Linear, residual_norm
-from ablate.model.layers.mamba3 import Mamba3
-
-MIXERS: dict[str, type[Mamba3] | type[CausalAttention] | type[GatedMLP]] = {
-    "M": Mamba3,
-    "A": CausalAttention,
-    "F": GatedMLP,
-}
-"""Letter of a pattern -> its module."""
+from ablate.model.layers.linear import Linear, residual_norm
 
 EMBEDDING_STD = 0.02
 
@@ -49,7 +43,7 @@ class ResidualBlock(nn.Module):
     def __init__(self, letter: str, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
         super().__init__()
         self.norm = residual_norm(config, compute_dtype)
-        self.mixer = MIXERS[letter](config, compute_dtype=compute_dtype)
+        self.mixer: nn.Module = resolve_name(BLOCKS[letter].module)(config, compute_dtype=compute_dtype)
 
     def forward(
         self,

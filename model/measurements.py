@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ablate.kernels.facts import Fact
+
 GIB = 2**30
 
 Phase: TypeAlias = Literal["compile", "warmup", "timed"]
@@ -196,7 +198,7 @@ class Measurements(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Fact]
     """Facts that the code recorded about itself in step 0 (ablate.kernels.facts)."""
     warmup_passes: tuple[float, ...]
     """Seconds of each forward and backward pass without an update that the warm-up ran besides its steps."""

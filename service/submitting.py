@@ -24,10 +24,12 @@ from ablate.service.http.serializers import accepted_public, silent_limit_s
 from ablate.service.principals import Principal, Scope
 from ablate.service.queue.waiting import eligible_nodes
 from ablate.service.schemas.submissions import AblationAccepted, SpecBody
-from ablate.service.store.ablations.circumstances import family_if_asked_now
-from ablate.service.store.ablations.code_archives import user_of
-from ablate.service.store.ablations.plan_cost import check_budget, expected_device_minutes, warnings_of
-from ablate.service.store.ablations.quotas import check_quota
+from ablate.service.store.ablations.device_minutes import (
+    check_budget,
+    check_quota,
+    expected_device_minutes,
+    warnings_of,
+)
 from ablate.service.store.ablations.submissions import (
     IdempotencyKey,
     KeyUsed,
@@ -36,7 +38,9 @@ from ablate.service.store.ablations.submissions import (
     find_answer,
     store_submission,
 )
+from ablate.service.store.files.code_archives import user_of
 from ablate.service.store.nodes.calibrations import read_calibrations
+from ablate.service.store.questions.circumstances import family_if_asked_now
 
 _STEP_BYTES = 256
 """Most bytes of a step in a report, whose numbers have up to 17 digits."""

@@ -20,8 +20,8 @@ from ablate.experiments.system.processes import OWN_PYTHON
 from ablate.experiments.system.setting_values import checked_secret, read_secret
 from ablate.workers.doctor import DoctorCheck, examine
 from ablate.workers.errors import SettingsError, WorkerError
-from ablate.workers.identity.node_key import KEY_FILE, node_signer
 from ablate.workers.install import Installation, find_account
+from ablate.workers.node import KEY_FILE, node_signer
 from ablate.workers.settings import Settings, check_token, get_settings
 
 app = typer.Typer(name="worker", help="Run and examine a worker on this machine.", no_args_is_help=True)

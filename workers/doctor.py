@@ -11,15 +11,15 @@ from ablate.experiments.records.signing import signing_problem
 from ablate.experiments.system.kernel_limits import landlock_version
 from ablate.model.data.corpus import BUILT_IN
 from ablate.model.measurements import GIB
+from ablate.workers import node
 from ablate.workers.devices.device_lock import DeviceLock
 from ablate.workers.devices.inventory import find_devices, memory_limit_bytes
 from ablate.workers.devices.node_health import free_gib_at
 from ablate.workers.errors import DeviceBusy, DeviceMissing, PreloadError, WorkerError
-from ablate.workers.identity import node
-from ablate.workers.identity.node_key import KEY_FILE, node_signer
-from ablate.workers.isolation import isolation_gaps, isolation_problem
+from ablate.workers.isolation.node_secrets import read_secrets
+from ablate.workers.isolation.reach import isolation_gaps, isolation_problem
 from ablate.workers.leases.service_api import ServiceApi, service_api
-from ablate.workers.node_secrets import read_secrets
+from ablate.workers.node import KEY_FILE, node_signer
 from ablate.workers.processes.forkserver import ForkServer
 from ablate.workers.processes.lanes import keep_lanes, run_lanes
 from ablate.workers.settings import Settings

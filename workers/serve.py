@@ -25,13 +25,12 @@ from ablate.workers.blocks.code_cache import CodeCache
 from ablate.workers.devices.device_lock import DeviceLock
 from ablate.workers.devices.node_health import NodeHealth, ReleaseProof
 from ablate.workers.errors import ApiUnreachable, WorkerError
-from ablate.workers.identity.node import Node, find_node
-from ablate.workers.identity.node_key import KEY_FILE, node_signer
+from ablate.workers.isolation.node_secrets import read_secrets
 from ablate.workers.leases.service_api import service_api
 from ablate.workers.leases.spool import FOLDER, Spool
 from ablate.workers.leases.supervisor import ServiceLink, ServiceNode, Supervisor
 from ablate.workers.leases.wake_listener import WakeListener
-from ablate.workers.node_secrets import read_secrets
+from ablate.workers.node import KEY_FILE, Node, find_node, node_signer
 from ablate.workers.paths import MOST_OUTPUT, WorkPaths
 from ablate.workers.processes.forkserver import ForkServer
 from ablate.workers.processes.lanes import LaneResults, keep_lanes, run_lanes, stored_lanes, tried_on

@@ -10,7 +10,7 @@ from ablate.experiments.design.kinds.built_in import BuiltInArm
 from ablate.experiments.design.kinds.command import CommandArm
 from ablate.experiments.design.kinds.kind import ArmConfig, Draft
 from ablate.experiments.design.kinds.package import PackageArm
-from ablate.experiments.design.problems import listed, pointer
+from ablate.experiments.design.problems import listed, pointer, shown
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.digest import digest
 from ablate.experiments.documents import Frozen
@@ -25,11 +25,11 @@ def read_config(values: Any) -> ArmConfig:
     """Return the configuration of its JSON. Raises ValueError for values that no kind has."""
     if isinstance(values, ArmConfig):
         return values
-    if not isinstance(values, Mapping):
-        raise TypeError(f"a configuration is a mapping; given: {type(values).__name__}")
-    kind = next((kind for kind in KINDS if values.get(kind.marked_by) is not None), None)
+    marks = values if isinstance(values, Mapping) else {}
+    kind = next((kind for kind in KINDS if marks.get(kind.marked_by) is not None), None)
     if kind is None:
-        raise ValueError(f"a configuration has one of {listed(kind.marked_by for kind in KINDS)}")
+        allowed = listed(kind.marked_by for kind in KINDS)
+        raise ValueError(f"a configuration is a mapping with one of {allowed}; given: {shown(values)}")
     return kind.read(values)
 
 

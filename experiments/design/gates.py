@@ -47,7 +47,7 @@ def _attested_by(fact: str) -> dict[str, Any]:
 
 def _psiv_cached(facts: Facts) -> bool | str | None:
     counts = facts.get(ScanFact.PSIV_SAVED_BYTES, 0), facts.get(ScanFact.PSIV_RECOMPUTES, 0)
-    if "mixed" in counts:  # ranks counted differently
+    if any(isinstance(count, str) for count in counts):  # ranks counted differently
         return "mixed"
     saved, recomputed = (count > 0 for count in counts)
     if (saved and recomputed) or facts.get(ScanFact.PSIV_CACHE, saved) != saved:

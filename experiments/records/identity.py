@@ -17,7 +17,7 @@ from ablate.experiments.ids import id_pattern, new_ids
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.messages import FencingToken, LogChunk
 from ablate.experiments.records.signing import Signature, block_statement
-from ablate.experiments.retries import FINAL_WHEN_REPEATED, FINAL_WITH_RECEIPT, Break, final_failures
+from ablate.experiments.retries import Break, final_failures
 
 UNLIMITED_S = 10.0**9
 """Lease of a block that no other worker can claim."""
@@ -37,7 +37,7 @@ class ClaimedTrial(Frozen):
     config: TrialConfig
     """With the block's seed."""
     timeout_s: float
-    final_failures: tuple[FailureClass, ...] = tuple(sorted(FINAL_WITH_RECEIPT))
+    final_failures: tuple[FailureClass, ...] = final_failures((), 0, "")
     """Failure classes that are a result of this arm now: its trial gets a receipt of the failure and the block goes on.
     A trial that ends by another class breaks its block."""
 
@@ -140,7 +140,7 @@ def new_block_ids(plan: Plan) -> tuple[BlockIds, ...]:
 def claimed_block(plan: Plan, ids: BlockIds, work: PlannedWork, lease: AttemptLease) -> ClaimedBlock:
     """Return a block of `plan` as a node receives it."""
     block = plan.blocks[work.block_index]
-    work = replace(work, broken=[one for one in work.broken if one.failure_class in FINAL_WHEN_REPEATED])
+    work = replace(work, broken=[one for one in work.broken if one.failure_class.rule.final_when])
     places = enumerate(zip(block.order, ids.trial_ids, strict=True))
     return ClaimedBlock(
         attempt_id=lease.attempt_id,

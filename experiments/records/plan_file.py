@@ -1,14 +1,18 @@
 """The plan file: an ablation for a node without a service, sealed by one digest.
 
-`ablate plan SPEC --out plan.json` writes it, `ablate exec` runs it, and every bundle contains it unchanged. It has the
-ids of ablation, blocks and trials, so receipts from any node name them.
+`ablate plan SPEC --out` writes plan.json, or plan.tar with the code that it names. `ablate exec` runs it, and every
+bundle contains it unchanged. It has the ids of ablation, blocks and trials, so receipts from any node name them.
 """
 
+import hashlib
+import io
 import json
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -23,7 +27,10 @@ from ablate.experiments.digest import canonical_json, code_digest
 from ablate.experiments.documents import Frozen, first_problem, seal, seal_problem
 from ablate.experiments.errors import PlanFileError, SpecError
 from ablate.experiments.ids import id_pattern, new_id
+from ablate.experiments.records.bundle_files import PLAN
 from ablate.experiments.records.circumstances import CarriedPlan, Countersignature, Family
+from ablate.experiments.records.code_archive import PIECE_BYTES, PackedCode
+from ablate.experiments.records.code_tree import MOST_BYTES
 from ablate.experiments.records.identity import (
     AttemptLease,
     BlockIds,
@@ -34,6 +41,7 @@ from ablate.experiments.records.identity import (
 )
 from ablate.experiments.records.signing import Signer, signature_problem
 from ablate.experiments.retries import Break
+from ablate.model.config import MAX_SEED
 from ablate.model.measurements import OmitNone
 
 KIND: Literal["ablate plan"] = "ablate plan"
@@ -143,7 +151,7 @@ def read_plan_file(data: bytes) -> PlanFile:
         raise PlanFileError(f"the plan file is not JSON: {error}; write one with `ablate plan SPEC --out`") from error
     _check_kind(values)
     try:
-        file = PlanFile.model_validate(values)
+        file = PlanFile.model_validate_json(data)  # its JSON has no halves of characters, which nobody can digest
     except ValidationError as error:
         raise PlanFileError(f"not a plan file: {first_problem(error)}") from error
     try:
@@ -175,6 +183,8 @@ def _contradictions(file: PlanFile) -> Iterator[str]:
     for index, (block, ids) in enumerate(zip(plan.blocks, file.blocks, strict=False)):
         if block.index != index:
             yield f"{block_name(index)} has index {block.index}; expected {index}"
+        if not 0 <= block.seed <= MAX_SEED:
+            yield f"{block_name(index)} has seed {block.seed}; allowed: 0 to {MAX_SEED}"
         if set(block.order) != names or len(block.order) != len(names) or len(ids.trial_ids) != len(names):
             yield f"{block_name(index)} does not have every arm once"
     named = {archive for arm in plan.arms if (archive := arm.config.archive) is not None}
@@ -209,3 +219,86 @@ def differences(file: PlanFile) -> list[str]:
     if plan_blocks(spec, list(ours)) != plan.blocks:
         changes.append("blocks have other seeds or another order")
     return changes
+
+
+SUFFIX = ".tar"
+_README = """This tar file has the plan of an ablation (plan.json) and the code of its arms (code/*.tar.gz).
+Run it on a node: ablate exec FILE --out bundle/
+"""
+
+
+def write_plan_archive(path: Path, file: PlanFile, archives: Sequence[PackedCode]) -> None:
+    """Write a plan and its code into one tar file. Equal plans and archives give equal bytes."""
+    part = path.with_name(path.name + ".part")
+    text = {"README.txt": _README.encode(), PLAN: plan_file_text(file).encode()}
+    try:
+        with tarfile.open(part, "w") as tar:
+            for name, content in text.items():
+                tar.addfile(_member(name, len(content)), io.BytesIO(content))
+            for packed in sorted(archives, key=lambda one: one.digest):
+                packed.file.seek(0)
+                tar.addfile(_member(_place(packed.digest), packed.size), packed.file)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return member
+
+
+def _place(digest: str) -> str:
+    return f"code/{digest.removeprefix('sha256:')}.tar.gz"
+
+
+class PlanWithCode:
+    """A plan on disk, as a JSON file or as a tar file with its code."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the plan and check the digests of its code. Raises PlanFileError and OSError."""
+        self._path = path
+        with path.open("rb") as file:
+            self._is_tar = file.read(1)[:1] not in {b"{", b""}
+        if self._is_tar:
+            self.plan_file = read_plan_file(b"".join(self._pieces(PLAN, MAX_PLAN_BYTES)))
+        else:
+            self.plan_file = read_plan_file(path.read_bytes())
+        for digest in sorted(self.plan_file.code or ()):
+            self._check(digest)
+
+    def _check(self, digest: str) -> None:
+        whole = hashlib.sha256()
+        for piece in self.code(digest):
+            whole.update(piece)
+        if f"sha256:{whole.hexdigest()}" != digest:
+            raise PlanFileError(
+                f"{_place(digest)} in {self._path} was altered: its digest is sha256:{whole.hexdigest()}"
+            )
+
+    def code(self, digest: str) -> Iterator[bytes]:
+        """Yield the bytes of an archive of code. Raises PlanFileError."""
+        if not self._is_tar:
+            raise PlanFileError(
+                f"the plan names code {digest}, which {self._path} lacks; carry the tar file that "
+                "`ablate plan SPEC --out plan.tar` wrote"
+            )
+        yield from self._pieces(_place(digest), MOST_BYTES)
+
+    def _pieces(self, name: str, most_bytes: int) -> Iterator[bytes]:
+        try:
+            with tarfile.open(self._path, "r:") as tar:
+                member = tar.getmember(name)
+                source = tar.extractfile(member) if member.isreg() and not member.issparse() else None
+                if source is None or member.size > most_bytes:
+                    raise PlanFileError(f"{name} in {self._path} is no plain file, or too large")
+                yield from _read(source)
+        except (KeyError, tarfile.TarError, EOFError, OverflowError, UnicodeError) as error:
+            detail = "write one with `ablate plan SPEC --out plan.tar`"
+            raise PlanFileError(f"{self._path} is no plan with {name}: {error}; {detail}") from error
+
+
+def _read(source: IO[bytes]) -> Iterator[bytes]:
+    while piece := source.read(PIECE_BYTES):
+        yield piece

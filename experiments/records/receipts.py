@@ -102,7 +102,7 @@ class Environment(Frozen):
     versions: Mapping[str, str]
     """Of python, torch, driver, cuda, tilelang, torch_xla and others, where present."""
     cpu_threads: int
-    peak_flops: float | None
+    peak_flops: Annotated[float, Field(gt=0)] | None
     """Peak of the device in FLOP/s for the config's dtype, the denominator of mfu; None where none is stated."""
     load_average_before: float | None
     """One-minute load average just before the trial."""

@@ -1,19 +1,149 @@
 """The `ablate` program: the command groups that the layers declare as entry points.
 
-A group whose packages are not installed (a GPU node has no API) stays listed and names the missing package. It does
-not break the other groups.
+A command is imported only when it is asked for, and ends the process with our exit codes. A group whose packages are
+not installed (a GPU node has no API) stays listed and names the missing package. It does not break the other groups.
 """
 
+import os
+import pkgutil
 import sys
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, distribution, version
-from typing import Annotated, Any, ClassVar
+from keyword import iskeyword
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
 
 from ablate.experiments.outcomes import ExitCode
-from ablate.experiments.system.command_groups import CommandGroup, load_group
+from ablate.experiments.system.logs import accept_every_text
+
+_TYPER_USAGE = 2
+"""Typer's code for wrong usage. Here 2 is the code of a decision."""
+
+
+class SingleCommand(TyperCommand):
+    """A program that is one command."""
+
+    def main(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Run the command and end the process with an `ExitCode`."""
+        _run_and_exit(super().main, *arguments, **options)
+
+
+class CommandGroup(TyperGroup):
+    """A program, or a part of one, with several commands."""
+
+    advice: ClassVar[Mapping[str, str]] = {}
+    """What to do instead, by words that users try although they are not commands."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first word names. Fails with advice, or with the nearest names."""
+        if args[0] in self.advice:
+            ctx.fail(f"No such command '{args[0]}'. {self.advice[args[0]]}")
+        return super().resolve_command(ctx, args)
+
+    def main(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Run a command and end the process with an `ExitCode`."""
+        _run_and_exit(super().main, *arguments, **options)
+
+
+def commands_in(package: ModuleType) -> type[CommandGroup]:
+    """Return the group of a package's commands.
+
+    Each command is a module of the command's name, with its Typer application as `app`.
+    """
+    return type("Folder", (CommandFolder,), {"package": package})
+
+
+class CommandFolder(CommandGroup):
+    """The commands of one package. It imports a module when its command is asked for."""
+
+    package: ClassVar[ModuleType]
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # Typer's own class is private
+        """Return the names of all commands."""
+        modules = sorted(module.name for module in pkgutil.iter_modules(self.package.__path__))
+        return [module.rstrip("_").replace("_", "-") for module in modules]
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        """Return the command of this name, or None if it has no module."""
+        if cmd_name not in self.commands and cmd_name in self.list_commands(ctx):
+            module = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
+            group = load_group(cmd_name, lambda: import_module(f"{self.package.__name__}.{module}").app)
+            self.commands[cmd_name] = group if group.name else group.commands[cmd_name]
+        return self.commands.get(cmd_name)
+
+
+def load_group(name: str, load: Callable[[], typer.Typer]) -> Any:
+    """Return the group that `load` imports, or a command `name` that says which package is missing."""
+    try:
+        app = load()
+    except ModuleNotFoundError as error:
+        app = _placeholder(name, error.name or str(error))
+    return get_group(app)
+
+
+def _placeholder(name: str, package: str) -> typer.Typer:
+    sentence = f"The {name} commands are not available here: package '{package}' is not installed."
+    app = typer.Typer()
+
+    @app.command(name, help=sentence, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+    def unavailable() -> None:
+        sys.stderr.write(sentence + "\n")
+        raise typer.Exit(ExitCode.ERROR)
+
+    return app
+
+
+def _run_and_exit(run: Callable[..., Any], *arguments: Any, **options: Any) -> NoReturn:
+    """Run a Typer command and end the process with the matching `ExitCode`."""
+    accept_every_text()
+    try:
+        code = run(*arguments, **{**options, "standalone_mode": False})
+        code = _flush(reported=code == ExitCode.ERROR) or code
+    except BrokenPipeError:
+        code = _silence_output()
+    except SystemExit as exit_request:
+        code = _silence_output() if isinstance(exit_request.__context__, BrokenPipeError) else exit_request.code
+    except typer.Abort:
+        code = ExitCode.DETACHED
+    except typer.TyperException as error:
+        from typer import rich_utils  # its import takes a third of the program's start
+
+        rich_utils.rich_format_error(error)  # type: ignore[arg-type]  # every exception that gets here can be shown
+        code = ExitCode.USAGE if getattr(error, "exit_code", None) == _TYPER_USAGE else ExitCode.ERROR
+    except Exception:
+        traceback.print_exc()
+        code = ExitCode.BUG
+    sys.exit(code or ExitCode.DONE)
+
+
+def _flush(*, reported: bool) -> ExitCode | None:
+    """Write the rest of the output. Return ERROR if that fails, for example on a full disk, which may be `reported`."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _silence_output()
+        if not reported:
+            sys.stderr.write(f"error: the output cannot be written: {error.strerror}\n")
+        return ExitCode.ERROR
+    return None
+
+
+def _silence_output() -> ExitCode:
+    """Discard further output: the interpreter would otherwise report the closed pipe when it exits."""
+    with suppress(OSError, ValueError):  # a test's standard output has no file descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.CLOSED_PIPE
+
 
 GROUP = "ablate.commands"
 

@@ -24,12 +24,12 @@ from ablate.model.parallel.context import row_piece, spread_rows
 from ablate.model.parallel.data import ModelWithLoss, average_whole, local, sharding_of, share_parameters
 from ablate.model.parallel.ranks import Group, Ranks
 from ablate.model.parallel.tensor import divide_layers, gradient_norm
-from ablate.model.training.communication import communication_of
 from ablate.model.training.compilation import Forward
 from ablate.model.training.loss import cross_entropy
 from ablate.model.training.mesh import OneDevice
 from ablate.model.training.optim_step import apply_update, to_device
 from ablate.model.training.optimizers import AnyOptimizer
+from ablate.model.training.profiled import communication_of
 
 Value = TypeVar("Value")
 

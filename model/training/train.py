@@ -41,7 +41,7 @@ from ablate.model.facts import ModelFact
 from ablate.model.layers.linear import Linear, QuackRMSNorm, RMSNorm
 from ablate.model.measurements import Phase, ProfiledStep, Step, TrialMeasurements, Validation
 from ablate.model.parallel.ranks import Ranks
-from ablate.model.training import executed, optim_step, traced_step
+from ablate.model.training import optim_step, traced_step
 from ablate.model.training.compilation import (
     Compilation,
     Forward,
@@ -54,6 +54,7 @@ from ablate.model.training.measurement import HostLoad, HostShares, MemoryPeak, 
 from ablate.model.training.mesh import OneDevice, XlaMesh
 from ablate.model.training.optim_step import DeviceBatch, batch_loss, update
 from ablate.model.training.optimizers import optimizer_of
+from ablate.model.training.profiled import attest, kernels_of
 from ablate.model.training.ranked_step import RankedStep
 from ablate.model.training.step_graph import StepGraph
 
@@ -385,8 +386,8 @@ class _Trainer:
     def attest_kernels(self, observed: facts.Facts) -> None:
         """Correct the facts by the kernels of one more step on a GPU, and combine those of all processes."""
         if self.device.type == "cuda":
-            kernels = executed.kernels_of(self.again)
-            executed.attest(kernels, observed, projections=len(self.projections))
+            kernels = kernels_of(self.again)
+            attest(kernels, observed, projections=len(self.projections))
         self.devices.join(observed)
 
     def explain_compilations(self, steps: Iterable[Step], observed: facts.Facts) -> None:

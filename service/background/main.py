@@ -12,7 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from ablate.experiments.reporting.mlflow.sink import Sink
@@ -28,9 +30,8 @@ from ablate.service.http.serializers import silent_limit_s
 from ablate.service.lifecycle import OutboxKind
 from ablate.service.queue.wake_ups import WakeResender
 from ablate.service.settings import ServiceSettings, get_settings
-from ablate.service.store.ablations.code_archives import drop_oldest
-from ablate.service.store.ablations.logs import drop_logs
-from ablate.service.store.ablations.retention import Retention
+from ablate.service.store.files.code_archives import drop_oldest
+from ablate.service.store.files.logs import drop_logs
 from ablate.service.store.migrate import current_revision, newest_revision
 from ablate.service.store.session import Store
 
@@ -41,6 +42,8 @@ JOIN_S = 12.0
 LAST_CALL_S = 40.0
 """How long a process that lost the lead waits for its last MLflow call: two tries and a pause."""
 SCHEMA_PATIENCE_S = 60.0
+REST_S = 600.0
+"""Pause after a round that found nothing to drop."""
 ALIVE = "background-alive"
 """File in the state folder for the health check of containers: its age shows whether the process stands still."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -101,6 +104,33 @@ def duties(settings: ServiceSettings, leader: Leader, store: Store, *, stop: thr
         "projector": projector.run_due,
     }
     return [duty(leader, name, work, stop=stop) for name, work in works.items()]
+
+
+class Drop(Protocol):
+    """Drops one piece that is due."""
+
+    def __call__(self, connection: Connection, *, age_s: float) -> object:
+        """Drop a piece that has been due for `age_s`; return something true if there was one."""
+
+
+class Retention:
+    """Drops what has been due for more than `age_s`; an age of 0 keeps all."""
+
+    def __init__(self, store: Store, drop: Drop, *, age_s: float) -> None:
+        self._store = store
+        self._drop = drop
+        self._age_s = age_s
+        self._rests_until = 0.0
+
+    def round(self) -> bool:
+        """Drop one piece; return whether there may be more to drop."""
+        if self._age_s <= 0 or time.monotonic() < self._rests_until:
+            return False
+        with self._store.write() as connection:
+            dropped = bool(self._drop(connection, age_s=self._age_s))
+        if not dropped:
+            self._rests_until = time.monotonic() + REST_S
+        return dropped
 
 
 def retention(store: Store, settings: ServiceSettings) -> Callable[[], bool]:

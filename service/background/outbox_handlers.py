@@ -27,10 +27,10 @@ from ablate.service.lifecycle import OutboxKind
 from ablate.service.store import outbox
 from ablate.service.store.ablations import results
 from ablate.service.store.ablations.ablations import get_whole
-from ablate.service.store.ablations.circumstances import circumstances_of
 from ablate.service.store.access import notifications
 from ablate.service.store.blocks import looks
 from ablate.service.store.nodes import calibrations
+from ablate.service.store.questions.circumstances import circumstances_of
 from ablate.service.store.session import Store
 
 log = logging.getLogger(__name__)

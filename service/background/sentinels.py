@@ -20,8 +20,9 @@ from ablate.experiments.records.calibration import Calibration, CalibrationKey
 from ablate.experiments.records.messages import NodeRegistration
 from ablate.service.lifecycle import OVER
 from ablate.service.principals import SERVICE
-from ablate.service.store.ablations import code_archives, results
+from ablate.service.store.ablations import results
 from ablate.service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission, store_submission
+from ablate.service.store.files import code_archives
 from ablate.service.store.nodes import nodes
 from ablate.service.store.nodes.calibrations import read_calibrations
 from ablate.service.store.session import Store

@@ -22,8 +22,14 @@ from ablate.experiments.records.bundle_files import read_bundle_files
 from ablate.experiments.records.bundle_reader import open_bundle
 from ablate.experiments.records.calibration import Calibration
 from ablate.experiments.records.circumstances import NOT_REGISTERED
-from ablate.experiments.records.plan_archive import SUFFIX, write_plan_archive
-from ablate.experiments.records.plan_file import PlanFile, carried_plan, make_plan_file, plan_file_text
+from ablate.experiments.records.plan_file import (
+    SUFFIX,
+    PlanFile,
+    carried_plan,
+    make_plan_file,
+    plan_file_text,
+    write_plan_archive,
+)
 from ablate.experiments.reporting.view import bundle_view, judge_bundle
 from ablate.service.cli.output import out, print_json
 from ablate.service.client.api import Client

@@ -2,7 +2,7 @@
 
 import typer
 
-from ablate.experiments.system.command_groups import commands_in
+from ablate.experiments.system.console import commands_in
 from ablate.service.cli import commands
 
 app = typer.Typer(cls=commands_in(commands))

@@ -25,7 +25,7 @@ from ablate.service.lifecycle import OVER, EventKind
 from ablate.service.principals import Principal
 from ablate.service.schemas.ablations import Event
 from ablate.service.store.ablations.ablations import check_exists, ending, events_after, last_event
-from ablate.service.store.ablations.logs import read_log
+from ablate.service.store.files.logs import read_log
 from ablate.service.store.session import Store
 from ablate.service.store.tables import rfc3339
 

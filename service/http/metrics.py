@@ -17,8 +17,8 @@ from ablate.service.http.serializers import silent_limit_s
 from ablate.service.schemas.public import DependencyCheck
 from ablate.service.settings import ServiceSettings
 from ablate.service.store import leaders, outbox
-from ablate.service.store.ablations import code_archives
 from ablate.service.store.ablations.ablations import count_by_state
+from ablate.service.store.files import code_archives
 from ablate.service.store.nodes import nodes
 from ablate.service.store.nodes.calibrations import read_ledger
 from ablate.service.store.session import Store

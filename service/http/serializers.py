@@ -31,8 +31,7 @@ from ablate.service.schemas.nodes import KeyPublic, NodePublic
 from ablate.service.schemas.submissions import AblationAccepted, AskingPublic, NodeClassAnswer, PlanPublic
 from ablate.service.schemas.tokens import SecretPublic, TokenPublic
 from ablate.service.settings import ServiceSettings
-from ablate.service.store.ablations.plan_cost import warnings_of
-from ablate.service.store.ablations.quotas import Minutes
+from ablate.service.store.ablations.device_minutes import Minutes, warnings_of
 from ablate.service.store.tables import rfc3339
 
 

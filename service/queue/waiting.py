@@ -15,8 +15,8 @@ from ablate.experiments.outcomes import AblationState
 from ablate.experiments.reporting.wording import counted, duration
 from ablate.kernels.backends import NODE_CLASSES
 from ablate.service.lifecycle import OVER
-from ablate.service.store.ablations import queue
-from ablate.service.store.ablations.queue import Pace, QueuePlace
+from ablate.service.store.blocks import queue
+from ablate.service.store.blocks.queue import Pace, QueuePlace
 from ablate.service.store.nodes.placement import Needs, lacks
 
 T = TypeVar("T")

@@ -27,10 +27,11 @@ from ablate.service.schemas.public import Page
 from ablate.service.schemas.submissions import SpecText
 from ablate.service.settings import ServiceSettings
 from ablate.service.store.ablations import ablations as store_ablations
-from ablate.service.store.ablations import code_archives, results
+from ablate.service.store.ablations import results
 from ablate.service.store.ablations.names import find_ablation
 from ablate.service.store.access import tokens
 from ablate.service.store.blocks import turns
+from ablate.service.store.files import code_archives
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 

@@ -7,15 +7,14 @@ from fastapi import APIRouter, Depends, Response
 from ablate.experiments.outcomes import AttemptState, BlockState, FailureClass
 from ablate.experiments.records.identity import BlockReport, ClaimedBlock
 from ablate.experiments.records.messages import ClaimRequest, Heartbeat, HeartbeatReply, ProbeOrder, Release
-from ablate.experiments.retries import SPEAKS_AGAINST_NODE
 from ablate.service.errors import StaleToken
 from ablate.service.http.deps import AttemptId, Services, ServicesDep, Worker, WorkerRoute, json_only
 from ablate.service.http.responses import secured
 from ablate.service.schemas.nodes import AttemptClosed
-from ablate.service.store.ablations import logs
 from ablate.service.store.access import keys
 from ablate.service.store.blocks import attempts, claims, reports
 from ablate.service.store.blocks.block_wire import checked_signature, claimed_block, report_digest, verify_report
+from ablate.service.store.files import logs
 from ablate.service.store.nodes import node_states, nodes
 
 router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_only)], route_class=WorkerRoute)
@@ -134,7 +133,7 @@ def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep
 
 def _judge_node(services: Services, node_id: str, failure: FailureClass) -> None:
     """Quarantine a node that broke too often, in a new transaction because nodes are locked before blocks."""
-    if failure not in SPEAKS_AGAINST_NODE:
+    if not failure.rule.speaks_against_node:
         return
     with services.store.write() as connection:
         node_states.judge_node(connection, node_id, limit=services.settings.node_breaks)

@@ -14,8 +14,8 @@ from ablate.service.errors import Invalid, UnsupportedMediaType
 from ablate.service.http.deps import AblationId, AttemptId, Coder, LongRoute, ServicesDep, Worker, json_only, media_type
 from ablate.service.http.responses import secured
 from ablate.service.schemas.submissions import CodeDigest, CodeMissing, CodeShare, CodeShared, CodeStored, CodeWanted
-from ablate.service.store.ablations import code_archives
 from ablate.service.store.access import tokens
+from ablate.service.store.files import code_archives
 from ablate.service.store.nodes import nodes
 
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)

@@ -19,8 +19,8 @@ from ablate.service.http.deps import Reader, ServicesDep
 from ablate.service.http.problems import check_known
 from ablate.service.http.responses import secured
 from ablate.service.schemas.nodes import CalibrationList, CalibrationPublic
-from ablate.service.store.ablations.history import baseline_runs
 from ablate.service.store.nodes import calibrations
+from ablate.service.store.questions.history import baseline_runs
 
 router = APIRouter(prefix="/v1")
 

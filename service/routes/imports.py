@@ -25,12 +25,12 @@ from ablate.service.http.deps import LongRoute, Operator, Services, ServicesDep,
 from ablate.service.http.responses import secured
 from ablate.service.http.serializers import links_of
 from ablate.service.schemas.submissions import ImportPublic
-from ablate.service.store.ablations import plans
 from ablate.service.store.ablations.ablations import get_ablation
 from ablate.service.store.ablations.imports import Import, known_bundles, store_import
 from ablate.service.store.ablations.submissions import Submission
 from ablate.service.store.access import keys
 from ablate.service.store.blocks.block_wire import verified
+from ablate.service.store.questions import plans
 from ablate.service.store.session import Store
 
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)

@@ -12,7 +12,7 @@ from ablate.service.errors import Invalid
 from ablate.service.http.deps import LongRoute, ServicesDep, Submitter, body_of_type
 from ablate.service.http.responses import secured
 from ablate.service.schemas.submissions import PlanRegistered
-from ablate.service.store.ablations import plans
+from ablate.service.store.questions import plans
 
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)
 

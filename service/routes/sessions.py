@@ -39,8 +39,9 @@ from ablate.service.routes.submissions import (
 )
 from ablate.service.schemas.sessions import ProposalAccepted, ProposalPublic, SessionList, SessionPath, SessionPublic
 from ablate.service.schemas.submissions import SpecBody
-from ablate.service.store.ablations import code_archives, sessions
+from ablate.service.store.ablations import sessions
 from ablate.service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission
+from ablate.service.store.files import code_archives
 from ablate.service.store.nodes.calibrations import read_calibrations
 from ablate.service.store.tables import rfc3339
 from ablate.service.submitting import accepted, check_code_scope, prepared, stored

@@ -20,9 +20,7 @@ from ablate.service.http.serializers import links_of, plan_public, silent_limit_
 from ablate.service.principals import Principal, Scope
 from ablate.service.queue.waiting import EligibleNodes, eligible_nodes
 from ablate.service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
-from ablate.service.store.ablations.circumstances import family_if_asked_now
-from ablate.service.store.ablations.plan_cost import expected_device_minutes
-from ablate.service.store.ablations.quotas import check_quota_for
+from ablate.service.store.ablations.device_minutes import check_quota_for, expected_device_minutes
 from ablate.service.store.ablations.submissions import (
     IdempotencyKey,
     StoredAnswer,
@@ -30,6 +28,7 @@ from ablate.service.store.ablations.submissions import (
 )
 from ablate.service.store.nodes.calibrations import read_sizing
 from ablate.service.store.nodes.nodes import count_live
+from ablate.service.store.questions.circumstances import family_if_asked_now
 from ablate.service.submitting import (
     accepted,
     check_code_scope,

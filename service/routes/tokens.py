@@ -27,7 +27,7 @@ from ablate.service.schemas.tokens import (
     TokenRequest,
     TokenSecret,
 )
-from ablate.service.store.ablations import quotas
+from ablate.service.store.ablations import device_minutes
 from ablate.service.store.access import tokens, web_sessions
 
 router = APIRouter(prefix="/v1", tags=["tokens"])
@@ -41,8 +41,8 @@ TokenName = Annotated[str, Path(pattern=LISTED_NAME)]
 def get_identity(services: ServicesDep, principal: Anyone) -> Identity:
     """Return the token's name, scope and quota, and the device minutes of its ablations."""
     with services.store.read() as connection:
-        minutes_of = quotas.minutes_of(connection, [principal.token_id])
-    minutes = minutes_of.get(principal.token_id, quotas.Minutes())
+        minutes_of = device_minutes.minutes_of(connection, [principal.token_id])
+    minutes = minutes_of.get(principal.token_id, device_minutes.Minutes())
     return Identity(
         name=principal.name,
         scope=principal.scope,
@@ -63,12 +63,13 @@ def list_tokens(services: ServicesDep, principal: Operator) -> TokenList:
 
 def _public(connection: Connection, rows: list[Row[Any]]) -> list[TokenPublic]:
     ids = [row.id for row in rows]
-    minutes_of = quotas.minutes_of(connection, ids)
+    minutes_of = device_minutes.minutes_of(connection, ids)
     secrets: dict[str, list[SecretPublic]] = defaultdict(list)
     for secret in tokens.secrets_of(connection, ids):
         secrets[secret.token_id].append(secret_public(secret))
     return [
-        token_public(row, secrets=secrets[row.id], minutes=minutes_of.get(row.id, quotas.Minutes())) for row in rows
+        token_public(row, secrets=secrets[row.id], minutes=minutes_of.get(row.id, device_minutes.Minutes()))
+        for row in rows
     ]
 
 

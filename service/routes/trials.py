@@ -12,8 +12,8 @@ from ablate.service.http.pagination import text_like
 from ablate.service.http.responses import event_content, secured
 from ablate.service.schemas.ablations import LogPiece, StreamEnd
 from ablate.service.store.ablations.ablations import get_receipt
-from ablate.service.store.ablations.logs import read_log
 from ablate.service.store.access.keys import block_signature
+from ablate.service.store.files.logs import read_log
 
 router = APIRouter(prefix="/v1/trials", tags=["trials"])
 

@@ -23,9 +23,10 @@ from ablate.service.routes.ablations import public
 from ablate.service.schemas.ablations import AblationPublic
 from ablate.service.settings import ServiceSettings
 from ablate.service.store import outbox
-from ablate.service.store.ablations import ablations, logs, results
+from ablate.service.store.ablations import ablations, results
 from ablate.service.store.ablations.ablations import last_event
 from ablate.service.store.ablations.sessions import session_of
+from ablate.service.store.files import logs
 from ablate.service.store.nodes import nodes
 from ablate.service.web.answers import ShortAnswer, read_answer
 from ablate.service.web.grid import Grid, read_grid

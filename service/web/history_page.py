@@ -18,7 +18,7 @@ from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.table import Cell, Table, Tone, codes, numbers, row, texts
 from ablate.service.http.links import below
 from ablate.service.http.problems import check_known
-from ablate.service.store.ablations.history import baseline_runs, judged_with
+from ablate.service.store.questions.history import baseline_runs, judged_with
 from ablate.service.store.tables import rfc3339
 from ablate.service.web.ablation_page import changed_gates
 from ablate.service.web.answers import read_answer

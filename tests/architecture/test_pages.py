@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings
 from ablate.service.settings import ServiceSettings
 from ablate.workers.settings import Settings
 from tests.architecture import pages
+from tests.chaos.receipt import Outcome, write_receipt
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -133,3 +134,11 @@ def test_every_glossary_word_of_the_product_is_explained() -> None:
     glossary = (pages.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").lower()
     words = ["gate", "ablation", "arm", "block", "trial", "attempt", "node", "receipt", "verdict", "lane"]
     assert [word for word in words if f"**{word}**" not in glossary] == []
+
+
+def test_the_receipt_of_a_run_of_chaos_is_short(tmp_path: Path) -> None:
+    faults = [{"kind": "kill", "target": f"part:{number}"} for number in range(200)]
+    outcome = Outcome("sqlite", "1", 200, ["a problem"] * 50, [1.0] * 100, {"receipts": 3}, faults)
+    write_receipt(tmp_path, [outcome, outcome])
+    assert len((tmp_path / "README.md").read_text(encoding="utf-8").split()) <= WORDS_OF_A_RECEIPT
+    assert (tmp_path / "details.md").read_text(encoding="utf-8").count("a problem") == 100

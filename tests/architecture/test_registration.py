@@ -16,8 +16,7 @@ from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.reporting.pictures import registry
 from ablate.experiments.reporting.pictures.drawing import Picture
 from ablate.model.config import BLOCK_KINDS
-from ablate.model.counts import BLOCK_FLOPS, BLOCK_PARAMETERS
-from ablate.model.hybrid import MIXERS
+from ablate.model.counts import BLOCKS
 from ablate.service import routes
 from ablate.service.client.settings import ClientSettings
 from ablate.service.settings import ServiceSettings
@@ -91,7 +90,7 @@ def test_every_recipe_can_be_asked_for() -> None:
 
 
 def test_every_letter_of_a_pattern_is_declared_everywhere() -> None:
-    assert set(BLOCK_KINDS) == set(MIXERS) == set(BLOCK_FLOPS) == set(BLOCK_PARAMETERS)
+    assert set(BLOCK_KINDS) == set(BLOCKS)
 
 
 NEW_MEASUREMENT = """

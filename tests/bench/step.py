@@ -41,7 +41,7 @@ from ablate.model.data.dataset import Dataset
 from ablate.model.data.packing import PackedRows
 from ablate.model.errors import ConfigError
 from ablate.model.parallel.ranks import Ranks
-from ablate.model.training.executed import ATTENTION_KERNELS
+from ablate.model.training.profiled import ATTENTION_KERNELS
 from ablate.model.training.train import TrainResult, train
 from ablate.workers.built_in.training import profile_step
 from tests.ranks import run_ranks

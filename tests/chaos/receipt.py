@@ -60,7 +60,7 @@ class Outcome:
 
 
 def write_receipt(folder: Path, outcomes: list[Outcome]) -> None:
-    """Write README.md, and the list of faults of every store."""
+    """Write README.md with the totals, details.md, and the list of faults of every store."""
     folder.mkdir(parents=True, exist_ok=True)
     for outcome in outcomes:
         (folder / f"faults-{outcome.store}.json").write_text(
@@ -68,8 +68,27 @@ def write_receipt(folder: Path, outcomes: list[Outcome]) -> None:
         )
     total = sum(len(outcome.faults) for outcome in outcomes)
     wrong = sum(len(outcome.problems) for outcome in outcomes)
-    lines = [f"# {total} faults, {wrong} problems", "", *[line for one in outcomes for line in _lines(one)]]
+    lines = [
+        f"# {total} faults, {wrong} problems",
+        "",
+        *_totals(outcomes),
+        "",
+        "[details.md](details.md) has the rest.",
+    ]
     (folder / "README.md").write_text("\n".join(lines) + "\n")
+    details = ["# Faults by store", "", *[line for one in outcomes for line in _lines(one)]]
+    (folder / "details.md").write_text("\n".join(details))
+
+
+def _totals(outcomes: list[Outcome]) -> list[str]:
+    return [
+        "| store | faults | seed | receipts | problems |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {one.store} | {len(one.faults)} | {one.seed} | {one.books['receipts']} | {len(one.problems)} |"
+            for one in outcomes
+        ),
+    ]
 
 
 def _lines(outcome: Outcome) -> list[str]:

@@ -4,7 +4,6 @@
 """
 
 import json
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,16 +23,9 @@ from ablate.experiments.design.workload import Workload
 from ablate.experiments.outcomes import BASELINE
 from ablate.experiments.records.circumstances import CALIBRATED
 from ablate.experiments.records.plan_file import make_plan_file, plan_file_text, read_plan_file
-from ablate.workers.blocks.block_runner import BlockRunner, NodeContext
-from ablate.workers.identity import node as nodes
-from ablate.workers.lease import Lease, boot_time_s
-from ablate.workers.paths import WorkPaths
-from ablate.workers.processes.forkserver import ForkServer
-from ablate.workers.processes.guardian import Guardian
-from ablate.workers.processes.runner import TrialRunner
 from ablate.workers.processes.trial_output import BlockOutput
-from ablate.workers.processes.wake_event import WakeEvent
 from tests.factories import command_values
+from tests.integration.block_runners import block_runner, endless_lease
 
 PROGRAM = """
 import ablate, sys
@@ -114,21 +106,9 @@ def main() -> None:
     spec = parse_spec(text.encode(), "application/json")
     made = make_plan_file(make_plan(spec), spec_text=text, content_type="application/json")
     file = read_plan_file(plan_file_text(made).encode())
-    with Guardian() as guardian:
-        runner = TrialRunner(ForkServer(), guardian, WakeEvent(), grace_s=1.0, preempted=lambda: False)
-        node = nodes.find_node("here", "cpu")
-        context = NodeContext(
-            node=node,
-            node_id="nod_1",
-            runner=runner,
-            paths=WorkPaths(home=home),
-            data_dir=home / "data",
-            proof=node.devices.proof(),
-            secrets=(home,),
-        )
-        blocks = (file.claimed(index, attempt_id=f"att_{index}", attempt_no=1) for index in range(6))
-        lease = Lease(math.inf, sent_at=boot_time_s())
-        receipts = [receipt for block in blocks for receipt in BlockRunner(context).run(block, lease, BlockOutput())]
+    blocks = (file.claimed(index, attempt_id=f"att_{index}", attempt_no=1) for index in range(6))
+    with block_runner(home) as runner:
+        receipts = [receipt for block in blocks for receipt in runner.run(block, endless_lease(), BlockOutput())]
     (variant,) = judge(file.plan, spec, receipts, CALIBRATED).variants
     sys.stdout.write(json.dumps([variant.decision, variant.primary and variant.primary.delta_pct]))
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ablate.experiments.system.isolation import Isolation
-from ablate.workers.environment_variables import environment_with_packages
-from ablate.workers.isolation import own_tree_problem
+from ablate.workers.isolation.environment import environment_with_packages
+from ablate.workers.isolation.reach import own_tree_problem
 from ablate.workers.lease import Lease, boot_time_s
 from ablate.workers.paths import Usage
 from ablate.workers.processes.guardian import Guardian

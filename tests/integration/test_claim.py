@@ -13,14 +13,14 @@ from sqlalchemy import func, select, update
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.bundle import breaks, used_up_by
-from ablate.experiments.retries import RETRY_RULES, final_failures
+from ablate.experiments.retries import final_failures
 from ablate.service.background.outbox_handlers import OutboxHandlers
 from ablate.service.background.reconciler import Reconciler
 from ablate.service.lifecycle import OutboxKind
-from ablate.service.store.ablations.circumstances import circumstances_of
 from ablate.service.store.ablations.results import ablation_view
 from ablate.service.store.blocks.attempts import broken_attempts
 from ablate.service.store.nodes.nodes import heartbeats
+from ablate.service.store.questions.circumstances import circumstances_of
 from ablate.service.store.tables import attempts, blocks, db_now, events, outbox, receipts
 from ablate.workers.errors import ApiUnreachable, StaleLease
 from ablate.workers.leases.service_api import ServiceApi
@@ -294,7 +294,7 @@ def test_late_report_counts_while_the_block_was_not_requeued(api: Api) -> None:
 def test_attempts_that_are_used_up_fail_block_and_ablation(api: Api) -> None:
     made = api.submit()
     node = api.register()
-    limit = RETRY_RULES[FailureClass.TIMEOUT].attempts
+    limit = FailureClass.TIMEOUT.rule.attempts
     for _ in range(6 * limit):
         block = claimed(api, node)
         answer = api.attempt(block, "report", failure_class="timeout", message="trial took\x00 too long")

@@ -18,11 +18,10 @@ from ablate.experiments.errors import SpecError
 from ablate.experiments.records.code_archive import pack_code
 from ablate.experiments.records.code_tree import MOST_BYTES
 from ablate.service.app import create_app
-from ablate.service.background.main import retention
+from ablate.service.background.main import Retention, retention
 from ablate.service.stack.backup import back_up
-from ablate.service.store.ablations import code_archives
-from ablate.service.store.ablations.code_archives import drop_oldest, lacking, totals, use_archives
-from ablate.service.store.ablations.retention import Retention
+from ablate.service.store.files import code_archives
+from ablate.service.store.files.code_archives import drop_oldest, lacking, totals, use_archives
 from ablate.service.store.session import Store
 from ablate.service.store.tables import ablations, code_pieces, code_uses, db_now
 from tests.api_stack import (

@@ -18,11 +18,10 @@ from ablate.experiments.records.bundle import Attempt, signed_attempt
 from ablate.experiments.records.bundle_files import BLOCK, PLAN, RECEIPT, read_bundle_files
 from ablate.experiments.records.bundle_reader import open_bundle
 from ablate.experiments.records.code_archive import pack_code
-from ablate.experiments.records.plan_archive import PlanWithCode
-from ablate.experiments.records.plan_file import read_plan_file
+from ablate.experiments.records.plan_file import PlanWithCode, read_plan_file
 from ablate.experiments.records.receipts import Receipt
 from ablate.experiments.records.signing import Signer
-from ablate.workers.identity.node_key import KEY_FILE, node_signer
+from ablate.workers.node import KEY_FILE, node_signer
 from tests.api_stack import running_api
 from tests.bundles import archive_of, sealed
 from tests.programs import write_program

@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.outcomes import FailureClass, FailureRule
 from ablate.experiments.records.circumstances import Family
-from ablate.experiments.retries import RETRY_RULES, RetryRule
 from ablate.service.background.outbox_handlers import OutboxHandlers
 from ablate.service.lifecycle import OutboxKind
-from ablate.service.store.ablations.circumstances import family_of
+from ablate.service.store.questions.circumstances import family_of
 from ablate.service.store.tables import ablations
 from tests.api_stack import Api, api_fixture
 from tests.factories import spec_values
@@ -55,7 +54,7 @@ def test_earlier_askings_are_in_the_verdict_with_their_words(api: Api) -> None:
 
 
 def test_an_ablation_that_others_load_spoiled_is_no_asking(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RETRY_RULES, FailureClass.DISTURBED, RetryRule(1))
+    monkeypatch.setattr(FailureClass.DISTURBED, "rule", FailureRule(1))
     node = api.register()
     spoiled = api.submit(ablation="spoiled")
     while block := api.claim(node):

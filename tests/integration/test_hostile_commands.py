@@ -14,7 +14,7 @@ from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.program_report import report_contradictions
 from ablate.experiments.system.kernel_limits import keeps_signals_in
 from ablate.workers.commands.code_copy import copy_code
-from ablate.workers.isolation import isolation_problem
+from ablate.workers.isolation.reach import isolation_problem
 from ablate.workers.lease import Lease, StopReason, boot_time_s
 from ablate.workers.paths import Usage, WorkPaths
 from ablate.workers.processes.forkserver import ForkServer

@@ -22,7 +22,7 @@ from ablate.experiments.system.isolation import Isolation
 from ablate.experiments.system.kernel_limits import FileRight
 from ablate.experiments.system.processes import group_members
 from ablate.workers.blocks.slices import _waits
-from ablate.workers.isolation import isolation_problem, own_tree_problem
+from ablate.workers.isolation.reach import isolation_problem, own_tree_problem
 from ablate.workers.lease import Lease, StopReason, boot_time_s
 from ablate.workers.paths import TrialPaths, Usage, WorkPaths
 from ablate.workers.processes.guardian import Guardian

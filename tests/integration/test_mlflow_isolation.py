@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ablate.experiments.system.setting_values import without_credentials
-from ablate.workers.isolation import isolation_problem
+from ablate.workers.isolation.reach import isolation_problem
 from tests import mlflow_server
 from tests.waiting import LIMIT_S
 

@@ -13,7 +13,7 @@ from ablate.experiments.records.receipt_check import verify
 from ablate.kernels.backends import NODE_CLASSES, Lane, NodeClass
 from ablate.workers.devices.inventory import PROBES, HostProbe, find_devices
 from ablate.workers.devices.probe_types import DeviceState, ProbeResult
-from ablate.workers.identity.node import Node, find_node
+from ablate.workers.node import Node, find_node
 from ablate.workers.offline.cli import refusals
 from ablate.workers.settings import Settings
 from tests.api_stack import SIGNER, Api, api_fixture

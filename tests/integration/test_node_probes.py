@@ -9,9 +9,9 @@ from ablate.experiments.records.identity import ClaimedBlock
 from ablate.kernels.backends import NODE_CLASSES
 from ablate.service.store.tables import db_now, nodes
 from ablate.workers.devices.node_health import NodeHealth
-from ablate.workers.identity.node import find_node
 from ablate.workers.leases.service_api import ServiceApi
 from ablate.workers.leases.supervisor import ServiceNode
+from ablate.workers.node import find_node
 from tests.api_stack import SIGNER, Api, api_fixture, receipts_of
 from tests.integration.test_node_states import act, break_one, claimed, node, other_work
 from tests.web_pages import Person

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from ablate.experiments.design.gates import BACK_ENDS
 from ablate.service.background.reconciler import Reconciler
-from ablate.service.store.ablations import queue
+from ablate.service.store.blocks import queue
 from ablate.service.store.nodes.placement import HEARD_S, Needs, fits, lacks
 from ablate.service.store.tables import blocks, db_now, nodes
 from tests.api_stack import SIGNER, Api, api_fixture, receipts_of, running_api

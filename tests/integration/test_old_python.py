@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ablate.experiments.records.plan_archive import PlanWithCode
+from ablate.experiments.records.plan_file import PlanWithCode
 from tests.factories import command_values
 from tests.programs import write_program
 from tests.repositories import git

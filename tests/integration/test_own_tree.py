@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.experiments.system.own_tree import OwnTree
-from ablate.workers.isolation import own_tree_problem
+from ablate.workers.isolation.reach import own_tree_problem
 
 pytestmark = pytest.mark.skipif(own_tree_problem() is not None, reason=f"no tree here: {own_tree_problem()}")
 

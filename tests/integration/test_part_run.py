@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from ablate.service.stack.layout import StackFiles
 from ablate.service.stack.part_processes import PartRun, describe_exit
 from ablate.service.stack.parts import LOOPBACK, StackPart, free_port
 from ablate.service.stack.state import PartPhase
+from tests.clock import Clock
 from tests.waiting import LIMIT_S, until
 
 SLEEPER = "import time; time.sleep(600)"
@@ -75,15 +75,6 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     part_processes.kill_members(made.stack_id)
     for run in made.runs:
         run.process.wait(LIMIT_S)
-
-
-class Clock:
-    """The supervisor's clock, which a test moves."""
-
-    ahead_s = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.ahead_s
 
 
 @pytest.fixture

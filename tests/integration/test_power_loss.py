@@ -13,8 +13,8 @@ from ablate.experiments.outcomes import FailureClass
 from ablate.service.store.migrate import upgrade
 from ablate.service.store.session import Store
 from ablate.service.store.tables import tokens
-from ablate.workers.identity.node_key import node_signer
 from ablate.workers.leases.spool import Spool
+from ablate.workers.node import node_signer
 from tests.chaos.disks import SmallDisk
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.identity import BlockReport
 from ablate.service.store.access import tokens
 from ablate.service.store.session import Store
-from ablate.workers.identity.node_key import node_signer
+from ablate.workers.node import node_signer
 from ablate.workers.leases.spool import Spool
 from sqlalchemy import event
 folder = Path(sys.argv[1])

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Row, select, update
 
-from ablate.service.store.ablations import queue
+from ablate.service.store.blocks import queue
 from ablate.service.store.tables import ablations
 from tests.api_stack import Api, api_fixture
 

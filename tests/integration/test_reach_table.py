@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ablate.experiments.system.own_tree import SHARED_MEMORY
-from ablate.workers.isolation import isolation_problem
+from ablate.workers.isolation.reach import isolation_problem
 from tests.architecture.pages import ROOT
 from tests.integration.reach import KINDS, MOST_PROCESSES, answers_as
 

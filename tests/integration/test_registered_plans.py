@@ -20,7 +20,7 @@ from ablate.experiments.records.plan_file import PlanFile, carried_plan, counter
 from ablate.experiments.records.signing import Signer
 from ablate.experiments.reporting.sentences import origin_problems
 from ablate.experiments.reporting.view import judge_bundle
-from ablate.service.store.ablations.circumstances import circumstances_of, family_of
+from ablate.service.store.questions.circumstances import circumstances_of, family_of
 from tests.api_stack import ADMIN, Api, api_fixture, bearer
 from tests.bundles import archive_of, make_bundle, make_file, resealed
 

@@ -3,9 +3,9 @@
 import pytest
 from sqlalchemy import func, select, update
 
-from ablate.service.store.ablations import logs
-from ablate.service.store.ablations.logs import drop_logs
-from ablate.service.store.ablations.retention import Retention
+from ablate.service.background.main import Retention
+from ablate.service.store.files import logs
+from ablate.service.store.files.logs import drop_logs
 from ablate.service.store.tables import ablations, db_now, events, log_chunks, receipts
 from tests.api_stack import Api, api_fixture
 

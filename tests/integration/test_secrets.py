@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ablate.experiments.system.processes import end_all
-from ablate.workers.environment_variables import hide_secrets
+from ablate.workers.isolation.environment import hide_secrets
 from tests.api_stack import migrated_url, nobody_url
 from tests.cli import PROGRAM
 from tests.factories import spec_values
@@ -147,7 +147,7 @@ def test_no_process_below_a_worker_inherits_a_secret(monkeypatch: pytest.MonkeyP
 def test_the_kernel_shows_no_secret_of_a_worker_that_has_read_its_settings() -> None:
     """Other processes of the same user read the environment with which a process was started."""
     code = (
-        "from pathlib import Path; from ablate.workers.environment_variables import hide_secrets; hide_secrets();"
+        "from pathlib import Path; from ablate.workers.isolation.environment import hide_secrets; hide_secrets();"
         "print(Path('/proc/self/environ').read_bytes())"
     )
     done = subprocess.run(

@@ -17,7 +17,7 @@ import pytest
 from ablate.experiments.digest import digest_bytes
 from ablate.service.stack import broker
 from ablate.service.stack.layout import StackFiles
-from ablate.workers.isolation import isolation_problem
+from ablate.workers.isolation.reach import isolation_problem
 from ablate.workers.lease import Lease, boot_time_s
 from ablate.workers.paths import Usage, WorkPaths
 from ablate.workers.processes.guardian import Guardian

@@ -11,7 +11,7 @@ import pytest
 from ablate.kernels.backends import Lane
 from ablate.workers.blocks.block_runner import NodeContext
 from ablate.workers.errors import ExecRefused
-from ablate.workers.identity.node import Node, find_node
+from ablate.workers.node import Node, find_node
 from ablate.workers.offline import cli
 from ablate.workers.offline.cli import try_back_ends
 from ablate.workers.processes import lanes

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,12 +12,13 @@ import psutil
 import pytest
 
 from ablate.experiments.system.processes import Mark
-from ablate.workers.environment_variables import trial_mark
+from ablate.workers.isolation.environment import trial_mark
 from ablate.workers.lease import Lease, StopReason, boot_time_s
 from ablate.workers.processes.guardian import Guardian, end_trial
 from ablate.workers.processes.runner import TrialRunner
 from ablate.workers.processes.wake_event import WakeEvent
 from tests.architecture.pages import ROOT
+from tests.clock import Clock
 from tests.integration.worker_family import order, server
 from tests.integration.worker_service import is_gone
 from tests.waiting import LIMIT_S, until
@@ -47,15 +47,6 @@ def _once_started(folder: Path, wake_event: WakeEvent, act: Callable[[], None]) 
     thread = threading.Thread(target=wait_and_act)
     thread.start()
     return thread
-
-
-class Clock:
-    """The runner's clock, which a test can move past every deadline."""
-
-    ahead_s = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.ahead_s
 
 
 @pytest.fixture

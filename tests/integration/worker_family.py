@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from ablate.experiments.system.processes import adopt_orphans, die_with_parent
-from ablate.workers.environment_variables import mark_process
+from ablate.workers.isolation.environment import mark_process
 from ablate.workers.lease import Lease
 from ablate.workers.paths import TrialPaths
 from ablate.workers.processes.forkserver import ForkServer

@@ -13,12 +13,12 @@ import httpx
 from sqlalchemy import Connection, Table, create_engine, delete, event, insert, select, text, update
 
 from ablate.experiments.digest import digest_bytes
+from ablate.service.background.main import Retention
 from ablate.service.background.outbox_handlers import OutboxHandlers
 from ablate.service.background.reconciler import Reconciler
 from ablate.service.lifecycle import OutboxKind
-from ablate.service.store.ablations.code_archives import drop_oldest
-from ablate.service.store.ablations.logs import drop_logs
-from ablate.service.store.ablations.retention import Retention
+from ablate.service.store.files.code_archives import drop_oldest
+from ablate.service.store.files.logs import drop_logs
 from ablate.service.store.tables import ablations, blocks, code_archives, db_now, metadata, nodes, outbox
 from tests.api_stack import Api, receipts_of, running_api
 from tests.bundles import archive_of, make_bundle, make_file

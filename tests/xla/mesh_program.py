@@ -32,7 +32,7 @@ from ablate.model.data.dataset import prepare
 from ablate.model.training.traced_step import trace_step
 from ablate.model.training.train import train
 from ablate.workers.built_in.training import _xla_device
-from ablate.workers.devices.xla_compilation import ask_compiler
+from ablate.workers.devices.tpu import ask_compiler
 from tests.corpora import small_config
 
 

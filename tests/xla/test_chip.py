@@ -8,7 +8,7 @@ import pytest
 
 from ablate.kernels.backends import NODE_CLASSES
 from ablate.workers.devices.node_health import ReleaseProof
-from ablate.workers.devices.tpu_probes import TpuProbe
+from ablate.workers.devices.tpu import TpuProbe
 
 PROBE = TpuProbe()
 TPU = NODE_CLASSES["tpu-v6e"]

@@ -26,9 +26,9 @@ from ablate.kernels.xla import graph as xla_graph
 from ablate.model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
 from ablate.model.training import optim_step, traced_step
 from ablate.model.training.traced_step import trace_step
-from ablate.workers.built_in import compile_trial
-from ablate.workers.built_in.compile_trial import compile_step
-from ablate.workers.devices.xla_compilation import ask_compiler
+from ablate.workers.built_in import training
+from ablate.workers.built_in.training import compile_step
+from ablate.workers.devices.tpu import ask_compiler
 from ablate.workers.paths import WorkPaths
 from ablate.workers.trials.result import TrialOrder, TrialResult
 
@@ -136,7 +136,7 @@ def test_a_kernel_that_exceeds_the_chips_own_memory_is_told_from_hbm(
         answers[mib] = ask_compiler(order)
     assert answers[1]["compiled_calls"] == 1
     # the step's own kernels would have to be as large, which takes minutes of compiling
-    monkeypatch.setattr(compile_trial, "ask_compiler", lambda *_, **__: answers[256])
+    monkeypatch.setattr(training, "ask_compiler", lambda *_, **__: answers[256])
     result = compiled(tmp_path, config_of("F"))
     overflow = report_of(result).overflow
     assert overflow is not None

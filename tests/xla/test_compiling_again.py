@@ -25,7 +25,7 @@ from ablate.model.training.optim_step import DeviceBatch
 from ablate.model.training.train import _Trainer
 from ablate.workers.blocks.receipt import TrialRecord
 from ablate.workers.built_in import training
-from ablate.workers.identity.node import find_node
+from ablate.workers.node import find_node
 from ablate.workers.paths import WorkPaths
 from ablate.workers.processes.runner import Ending
 from ablate.workers.trials.result import TrialOrder

@@ -20,16 +20,15 @@ from ablate.experiments.records.signing import Signer
 from ablate.kernels.backends import NodeClass
 from ablate.model.config import StepsConfig
 from ablate.workers.blocks.code_cache import CodeCache
-from ablate.workers.blocks.quiet import Quiet
 from ablate.workers.blocks.receipt import TrialRecord, dead_gate, how_far
 from ablate.workers.blocks.slices import SlicedBlock, SlicedTrial
-from ablate.workers.blocks.surroundings import Surroundings, busiest, changes, look_around
+from ablate.workers.blocks.surroundings import Quiet, Surroundings, busiest, changes, look_around
 from ablate.workers.devices.node_health import ReleaseProof
-from ablate.workers.environment_variables import chosen_caches
 from ablate.workers.errors import BlockBroken, BlockStopped
-from ablate.workers.identity.node import Node
+from ablate.workers.isolation.environment import chosen_caches
+from ablate.workers.isolation.node_secrets import Mask, lacks_secret
 from ablate.workers.lease import Lease, StopReason
-from ablate.workers.node_secrets import Mask, lacks_secret
+from ablate.workers.node import Node
 from ablate.workers.paths import WorkPaths
 from ablate.workers.processes.runner import Ending, TrialRunner
 from ablate.workers.processes.trial_output import BlockOutput, log_stop

@@ -31,8 +31,8 @@ from ablate.experiments.system.kernel_limits import keeps_signals_in
 from ablate.model.measurements import Step, Validation
 from ablate.workers.blocks.surroundings import worst_of
 from ablate.workers.errors import BlockBroken
-from ablate.workers.identity.node import Node
 from ablate.workers.lease import StopReason
+from ablate.workers.node import Node
 from ablate.workers.paths import TrialPaths
 from ablate.workers.processes.runner import Ending
 from ablate.workers.trials import failures
@@ -107,7 +107,7 @@ class TrialRecord:
             missing = missing_kernel(result.program.kernels, config)
             failure, message = (FailureClass.GATE_REFUSED, missing) if missing else (None, None)
         steps = _finite(steps)
-        outcome = Outcome.MEASURED if failure is None else failures.outcome_of(failure)
+        outcome = Outcome.MEASURED if failure is None else failure.rule.outcome
         return seal(
             {
                 **{name: value for name, value in result if name in Receipt.model_fields},

@@ -42,8 +42,8 @@ from ablate.workers.commands.program_socket import (
 )
 from ablate.workers.commands.program_start import start_problem
 from ablate.workers.commands.ranks import ProgramMarks, ProgramRank
-from ablate.workers.environment_variables import outside_variables
-from ablate.workers.node_secrets import Mask
+from ablate.workers.isolation.environment import outside_variables
+from ablate.workers.isolation.node_secrets import Mask
 from ablate.workers.paths import has_file_of, remove_tree
 from ablate.workers.trials import failures
 from ablate.workers.trials.result import MODULE_FOLDER, TrialOrder, TrialResult

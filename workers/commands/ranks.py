@@ -31,7 +31,7 @@ from ablate.workers.commands.program_socket import (
     WindowEnded,
     read_message,
 )
-from ablate.workers.node_secrets import Mask
+from ablate.workers.isolation.node_secrets import Mask
 
 _MOST_ATTESTED, _MOST_KERNELS, _MOST_EVENTS = 256, 2_000, 4_000
 """Most attested values, kernels and events of a step of one trial: more would make the report of a block too large."""

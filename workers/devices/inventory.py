@@ -19,7 +19,7 @@ from ablate.workers.devices.device_lock import lock_addresses
 from ablate.workers.devices.node_health import ReleaseProof
 from ablate.workers.devices.nvidia_probe import NvidiaProbe
 from ablate.workers.devices.probe_types import Probe, ProbeResult
-from ablate.workers.devices.tpu_probes import LibtpuProbe, TpuProbe
+from ablate.workers.devices.tpu import LibtpuProbe, TpuProbe
 from ablate.workers.environment_variables import lock_scope
 from ablate.workers.errors import DeviceMissing
 

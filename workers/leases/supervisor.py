@@ -16,11 +16,11 @@ from ablate.experiments.system.logs import requested_by
 from ablate.workers.blocks.block_runner import BlockRunner, NodeContext
 from ablate.workers.devices.node_health import NodeHealth, device_state
 from ablate.workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, SoftwareChanged, StaleLease
-from ablate.workers.identity.node import Node
 from ablate.workers.lease import Lease, StopReason, boot_time_s
 from ablate.workers.leases.heartbeat import LeaseRenewal
 from ablate.workers.leases.service_api import ServiceApi, persistently
 from ablate.workers.leases.spool import Spool
+from ablate.workers.node import Node
 from ablate.workers.processes.lanes import LaneResults
 from ablate.workers.processes.trial_output import BlockOutput
 from ablate.workers.processes.wake_event import WakeEvent

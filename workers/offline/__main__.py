@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from ablate.experiments.system.command_groups import SingleCommand
+from ablate.experiments.system.console import SingleCommand
 from ablate.workers.offline.cli import run
 
 

@@ -36,7 +36,7 @@ from ablate.workers.commands.code_copy import archive_path
 from ablate.workers.devices.inventory import find_devices
 from ablate.workers.environment_variables import secrets_file, state_folder, trial_disk_bytes
 from ablate.workers.errors import SettingsError, WorkerError
-from ablate.workers.node_secrets import Mask, read_secrets
+from ablate.workers.isolation.node_secrets import Mask, read_secrets
 from ablate.workers.paths import MOST_OUTPUT, WorkPaths
 from ablate.workers.processes import trial
 from ablate.workers.processes.guardian import end_trial

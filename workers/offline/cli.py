@@ -27,8 +27,7 @@ from ablate.experiments.outcomes import ExitCode
 from ablate.experiments.records.bundle import Bundle
 from ablate.experiments.records.bundle_files import read_bundle_files, write_tar
 from ablate.experiments.records.circumstances import NOT_REGISTERED
-from ablate.experiments.records.plan_archive import PlanWithCode
-from ablate.experiments.records.plan_file import PlanFile, carried_plan, differences
+from ablate.experiments.records.plan_file import PlanFile, PlanWithCode, carried_plan, differences
 from ablate.experiments.records.signing import Signer
 from ablate.experiments.system.processes import OWN_PYTHON
 from ablate.kernels.backends import Lane
@@ -45,9 +44,8 @@ from ablate.workers.environment_variables import (
     trial_processes,
 )
 from ablate.workers.errors import ExecRefused, WorkerError
-from ablate.workers.identity.node import Node, find_node
-from ablate.workers.identity.node_key import KEY_FILE, node_signer
-from ablate.workers.node_secrets import lacks_secret, read_secrets
+from ablate.workers.isolation.node_secrets import lacks_secret, read_secrets
+from ablate.workers.node import KEY_FILE, Node, find_node, node_signer
 from ablate.workers.offline.bundle_folder import BundleFolder
 from ablate.workers.offline.check import check
 from ablate.workers.offline.progress import ProgressDisplay

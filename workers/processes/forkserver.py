@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ablate.experiments.system.processes import MAX_FOLDER_BYTES, end_all, group_members, socket_folder
-from ablate.workers.environment_variables import hide_secrets
 from ablate.workers.errors import PreloadError
+from ablate.workers.isolation.environment import hide_secrets
 from ablate.workers.processes import trial
 from ablate.workers.trials.result import TrialOrder
 

@@ -34,7 +34,7 @@ from ablate.experiments.system.processes import (
     start_of,
     wait_until,
 )
-from ablate.workers.environment_variables import trial_mark
+from ablate.workers.isolation.environment import trial_mark
 from ablate.workers.lease import boot_time_s
 
 _log = logging.getLogger(__name__)

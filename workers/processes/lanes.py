@@ -18,9 +18,10 @@ from ablate.experiments.documents import write_whole
 from ablate.experiments.system.processes import die_with_parent
 from ablate.kernels.backends import Lane, NodeClass
 from ablate.workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
-from ablate.workers.environment_variables import chosen_caches, keep_kernels, peer_site, use_environment
+from ablate.workers.environment_variables import peer_site
 from ablate.workers.errors import PreloadError
-from ablate.workers.identity.node import Node
+from ablate.workers.isolation.environment import chosen_caches, keep_kernels, use_environment
+from ablate.workers.node import Node
 from ablate.workers.processes.forkserver import ForkServer
 
 FILE = "lanes.json"

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from ablate.experiments.system.isolation import short_link
 from ablate.experiments.system.processes import adopt_orphans, children_of
-from ablate.workers.environment_variables import TRIAL_PROCESSES, keep_logs_plain, wait_passively
+from ablate.workers.environment_variables import TRIAL_PROCESSES
 from ablate.workers.errors import WorkerError
+from ablate.workers.isolation.environment import keep_logs_plain, wait_passively
 from ablate.workers.lease import Lease, StopReason
 from ablate.workers.paths import MOST_OUTPUT, SharedMemory, Usage, remove_tree, usage_of
 from ablate.workers.processes.forkserver import ForkServer

@@ -25,7 +25,7 @@ from ablate.workers.built_in.rank_group import run_ranks
 from ablate.workers.commands.code_copy import copy_code
 from ablate.workers.commands.program import run_program
 from ablate.workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
-from ablate.workers.environment_variables import mark_process, use_environment
+from ablate.workers.isolation.environment import mark_process, use_environment
 from ablate.workers.lease import boot_time_s
 from ablate.workers.trials.failures import CANNOT_WRITE, TOO_LATE, describe
 from ablate.workers.trials.result import TrialOrder, TrialResult

@@ -13,8 +13,8 @@ from statistics import median
 from pydantic import BaseModel, StrictInt
 
 from ablate.experiments.records.messages import LogChunk, TrialProgress
+from ablate.workers.isolation.node_secrets import Mask
 from ablate.workers.lease import StopReason
-from ablate.workers.node_secrets import Mask
 from ablate.workers.paths import TrialPaths, open_plain
 
 CHUNK_BYTES = 65_536

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ablate.experiments.errors import IsolationFailed
-from ablate.experiments.outcomes import FailureClass, Outcome
+from ablate.experiments.outcomes import FailureClass
 from ablate.kernels.errors import KernelUnsupported
 from ablate.model.errors import ConfigError, DataError, DatasetDamaged, MeasurementError, NonFiniteLoss, StillCompiling
 from ablate.workers.environment_variables import TRIAL_DISK
@@ -24,14 +24,6 @@ _DEVICE_PHRASES = ("cuda error", "cublas_status", "cudnn_status", "nccl error", 
 """In messages about a device, or about a lost connection between ranks."""
 
 _FULL_BYTES = 2**20
-
-_OUTCOMES = {
-    FailureClass.OOM: Outcome.OOM,
-    FailureClass.TIMEOUT: Outcome.TIMEOUT,
-    FailureClass.GATE_REFUSED: Outcome.REFUSED,
-    FailureClass.INVALID_MEASUREMENT: Outcome.INVALID,
-    FailureClass.DISTURBED: Outcome.INVALID,
-}
 
 _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (
     ((NonFiniteLoss,), FailureClass.NUMERICS),
@@ -107,11 +99,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def outcome_of(failure: FailureClass) -> Outcome:
-    """Return the outcome in the receipt for a failure class."""
-    return _OUTCOMES.get(failure, Outcome.FAILED)
 
 
 def classify_exit(

@@ -20,7 +20,7 @@ from ablate.experiments.records.compilation_report import CompilationReport
 from ablate.experiments.records.program_report import ProgramReport, printable
 from ablate.experiments.system.isolation import Isolation, python_folders
 from ablate.model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
-from ablate.workers.isolation import own_tree_problem, system_folders
+from ablate.workers.isolation.reach import own_tree_problem, system_folders
 from ablate.workers.paths import MOST_OUTPUT, TrialPaths, open_plain
 
 MODULE_FOLDER = SOURCE_ROOT / "experiments" / "in_trial"

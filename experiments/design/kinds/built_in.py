@@ -30,14 +30,12 @@ from ablate.model.config import (
     generates_code,
     layer_runs,
 )
-from ablate.model.counts import step_flops
+from ablate.model.counts import BLOCKS, step_flops
 from ablate.model.data.corpus import BUILT_IN
 from ablate.model.errors import ConfigError
 
 _ALSO_SHAPE = {"micro_batch"}
 """Gates whose value is a size. It is part of the shape, because the noise of a step depends on its duration."""
-_ONLY_WITH = {"M": ("model.mamba", "model.scan"), "A": ("model.attention",), "F": ("model.mlp_ratio",)}
-"""Fields that have an effect only in a model with blocks of a kind."""
 PROFILED_DEVICES = ("cpu", "cuda")
 """Torch's names of devices whose kernels, or operators, its profiler reports."""
 _GATE_PATHS = frozenset(gate.path for gate in GATES.values()) - _ALSO_SHAPE
@@ -85,7 +83,7 @@ class BuiltInArm(TrainConfig, ArmConfig):
     def content(self) -> dict[str, Any]:
         """Return the fields that have an effect and differ from the defaults, so that a later field changes nothing."""
         unused = {"seed", "steps"}
-        unused |= {path for letter, paths in _ONLY_WITH.items() if letter not in self.model.pattern for path in paths}
+        unused |= {path for letter, kind in BLOCKS.items() if letter not in self.model.pattern for path in kind.fields}
         unused |= {gate.path for gate in GATES.values() if gate.unused_because(self.gates, devices=self.devices)}
         unused |= set() if self.loss == "chunked" else {"loss_chunk_tokens"}
         return _differing(self.values_with_seed, asdict(TrainConfig()), unused)

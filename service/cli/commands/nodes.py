@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 import typer
 from rich.markup import escape
 
-from ablate.experiments.system.command_groups import CommandGroup
+from ablate.experiments.system.console import CommandGroup
 from ablate.service.cli import completion, tables
 from ablate.service.cli.arguments import GraceOption, NodeArgument, ReasonOption, RegisteredNodeArgument, node_name
 from ablate.service.cli.output import JsonOption, err, guarded, out, print_json, print_secret

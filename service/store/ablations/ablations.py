@@ -14,10 +14,8 @@ from sqlalchemy import (
     case,
     false,
     func,
-    literal,
     select,
     tuple_,
-    union_all,
 )
 
 from ablate.experiments.outcomes import AblationState, BlockState, Outcome, TrialState
@@ -65,8 +63,6 @@ def ending(connection: Connection, ablation_id: str) -> Row[Any]:
 
 _BULKY = {"spec_text", "plan", "verdict", "report_html"}
 _PUBLIC = [column for column in ablations.c if column.name not in _BULKY]
-_WALLS_READ = 50
-"""Trials of an arm whose mean time is taken, so that a submission does not read 100,000 of them."""
 
 
 def get_ablation(connection: Connection, ablation_id: str) -> Row[Any]:
@@ -253,21 +249,6 @@ def count_by_state(connection: Connection, table: Table) -> dict[str, int]:
     """Return the number of rows of `table` in each state."""
     query = select(table.c.state, func.count()).group_by(table.c.state)
     return {row[0]: row[1] for row in connection.execute(query)}
-
-
-def mean_trial_s(connection: Connection, arm_digests: Sequence[str], node_class: str) -> dict[str, float]:
-    """Return the mean wall seconds of earlier trials on `node_class` by arm digest; no entry for an arm that never ran.
-
-    Reads at most _WALLS_READ trials of an arm, in no particular order.
-    """
-
-    def mean(digest: str) -> Select[Any]:
-        ran = (receipts.c.arm_digest == digest, ablations.c.node_class == node_class)
-        walls = select(receipts.c.wall_s).join(ablations, ablations.c.id == receipts.c.ablation_id).where(*ran)
-        return select(literal(digest), func.avg(walls.limit(_WALLS_READ).subquery().c.wall_s))
-
-    rows = connection.execute(union_all(*map(mean, dict.fromkeys(arm_digests))))
-    return {digest: float(seconds) for digest, seconds in rows if seconds is not None}
 
 
 def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:

@@ -13,7 +13,6 @@ from ablate.experiments.outcomes import AblationState, AttemptState, BlockState,
 from ablate.experiments.records.bundle import Attempt, BrokenAttempt, Bundle, BundledBlock, NodeRecord, used_up_by
 from ablate.experiments.records.messages import LogChunk
 from ablate.service.lifecycle import EventKind
-from ablate.service.store.ablations import logs
 from ablate.service.store.ablations.submissions import Submission, insert_rows
 from ablate.service.store.access import keys
 from ablate.service.store.blocks import reports
@@ -21,6 +20,7 @@ from ablate.service.store.blocks.attempts import lock_block
 from ablate.service.store.blocks.completion import cancel_blocks, complete_if_done, lock_waiting
 from ablate.service.store.blocks.reports import VerifiedReceipt
 from ablate.service.store.blocks.transitions import Transitions
+from ablate.service.store.files import logs
 from ablate.service.store.tables import ablations, attempts, blocks, db_now, nodes, storable
 
 _MISSING = "the imported bundles do not hold every block"

@@ -22,9 +22,9 @@ from ablate.experiments.system.logs import current_request_id
 from ablate.service.errors import IdempotencyMismatch, ServiceError
 from ablate.service.lifecycle import EventKind, OutboxKind
 from ablate.service.store import outbox
-from ablate.service.store.ablations import code_archives
 from ablate.service.store.blocks.transitions import Transitions
 from ablate.service.store.blocks.turns import reached
+from ablate.service.store.files import code_archives
 from ablate.service.store.nodes.calibrations import read_sizing
 from ablate.service.store.nodes.placement import Needs
 from ablate.service.store.tables import ablations, blocks, db_now, idempotency, labels, questions, trials

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, case, delete, sel
 from ablate.experiments.outcomes import AblationState, AttemptState, BlockState, FailureClass, TrialState
 from ablate.experiments.records.circumstances import AttemptRecord
 from ablate.experiments.records.messages import TrialProgress
-from ablate.experiments.retries import RETRY_RULES, Break, attempt_words, may_retry, retry_wait_s
+from ablate.experiments.retries import Break, attempt_words, may_retry, retry_wait_s
 from ablate.service.errors import Invalid, NotFound, StaleToken
 from ablate.service.lifecycle import EventKind, OutboxKind
 from ablate.service.store import outbox
@@ -331,7 +331,7 @@ def _requeue(
 
 def _avoided(connection: Connection, block: Row[Any], failure: FailureClass) -> str | None:
     """Return the node that should not get a broken block again: the last one, if another one takes work."""
-    elsewhere = RETRY_RULES[failure].elsewhere and works_elsewhere(connection, block.node_id, block.node_class)
+    elsewhere = failure.rule.elsewhere and works_elsewhere(connection, block.node_id, block.node_class)
     return block.node_id if elsewhere else None
 
 

@@ -12,13 +12,13 @@ from typing import Any
 from sqlalchemy import Connection, Row, select, update
 
 from ablate.experiments.design.problems import nearest
-from ablate.experiments.outcomes import AttemptState
+from ablate.experiments.outcomes import AttemptState, FailureClass
 from ablate.experiments.records.messages import DeviceHealth
-from ablate.experiments.retries import SPEAKS_AGAINST_NODE
 from ablate.service.errors import NotFound
 from ablate.service.store.tables import ablations, attempts, db_now, has_passed, nodes, storable
 
 _ENDED = tuple(state for state in AttemptState if state is not AttemptState.RUNNING)
+_AGAINST_NODE = frozenset(failure for failure in FailureClass if failure.rule.speaks_against_node)
 _LOOK_BACK = 30
 """Newest attempts of a node that are read."""
 FIRST_PROBE_S, LONGEST_PROBE_S = 60.0, 3600.0
@@ -137,7 +137,7 @@ def _broken_in_a_row(connection: Connection, node_id: str) -> list[Row[Any]]:
     for row in connection.execute(query):
         if row.state == AttemptState.DONE:
             break
-        if row.failure_class in SPEAKS_AGAINST_NODE:
+        if row.failure_class in _AGAINST_NODE:
             broken.append(row)
     return broken
 
@@ -148,7 +148,7 @@ def _broken_elsewhere(connection: Connection, node_id: str, broken: list[Row[Any
         attempts.c.ablation_id.in_(sorted({row.ablation_id for row in broken})),
         attempts.c.node_id != node_id,
         attempts.c.state.in_(_ENDED),
-        attempts.c.failure_class.in_(sorted(SPEAKS_AGAINST_NODE)),
+        attempts.c.failure_class.in_(sorted(_AGAINST_NODE)),
     )
     return set(connection.execute(query.distinct()).scalars())
 

@@ -6,9 +6,6 @@ from hypothesis import strategies as st
 
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.retries import (
-    FINAL_WHEN_REPEATED,
-    FINAL_WITH_RECEIPT,
-    RETRY_RULES,
     Break,
     attempt_words,
     budget_spent,
@@ -19,6 +16,8 @@ from ablate.experiments.retries import (
 )
 
 ARMS = ("baseline", "a", "b")
+RESULTS = {failure for failure in FailureClass if failure.rule.is_result}
+REPEATED = {failure for failure in FailureClass if failure.rule.final_when}
 BREAKS = st.lists(
     st.builds(Break, st.integers(0, 2), st.sampled_from(FailureClass), st.sampled_from([None, *ARMS])), max_size=40
 )
@@ -34,12 +33,12 @@ def again(failure: FailureClass, times: int) -> bool:
 def test_every_failure_class_allows_a_number_of_attempts(failure: FailureClass) -> None:
     answers = [again(failure, times) for times in range(1, 13)]
     assert answers == sorted(answers, reverse=True)
-    assert answers.count(True) == RETRY_RULES[failure].attempts - 1
+    assert answers.count(True) == failure.rule.attempts - 1
     assert not answers[-1]
 
 
 def test_what_is_a_result_of_the_arm_is_not_run_again() -> None:
-    assert [failure for failure in FINAL_WITH_RECEIPT if again(failure, 1)] == []
+    assert [failure for failure in FailureClass if failure.rule.is_result and again(failure, 1)] == []
 
 
 def test_trouble_of_the_machine_is_run_again_and_a_wish_of_a_person_is_not() -> None:
@@ -66,12 +65,12 @@ def test_final_failures_are_those_that_were_said_often_enough(broken: list[Break
     by_arm = Counter((one.failure_class, one.arm) for one in broken)
     by_block = Counter((one.failure_class, one.block_index) for one in broken)
     by_both = Counter(broken)
-    assert set(final) >= FINAL_WITH_RECEIPT
+    assert set(final) >= RESULTS
     assert (FailureClass.TIMEOUT in final) is (by_arm[FailureClass.TIMEOUT, arm] >= 1)
     assert (FailureClass.NO_RECEIPT in final) is (by_arm[FailureClass.NO_RECEIPT, arm] >= 2)
     assert (FailureClass.INVALID_MEASUREMENT in final) is (by_block[FailureClass.INVALID_MEASUREMENT, block] >= 2)
     assert (FailureClass.INFRA_NODE in final) is (by_both[Break(block, FailureClass.INFRA_NODE, arm)] >= 4)
-    assert set(final) <= FINAL_WITH_RECEIPT | set(FINAL_WHEN_REPEATED)
+    assert set(final) <= RESULTS | REPEATED
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([FailureClass.DISTURBED, FailureClass.TIMEOUT]))))
@@ -89,7 +88,7 @@ def test_no_arm_starves_a_block(data: st.DataObject) -> None:
     times.
     """
     broken: list[Break] = []
-    classes = sorted(set(FINAL_WHEN_REPEATED) - {FailureClass.INFRA_NODE})
+    classes = sorted(REPEATED - {FailureClass.INFRA_NODE})
     for block in range(3):
         attempts = 0
         while True:
@@ -107,7 +106,7 @@ def test_one_arm_that_loses_its_device_every_time_does_not_fail_the_block() -> N
     while FailureClass.INFRA_NODE not in final_failures(broken, 0, "a"):
         broken.append(Break(0, FailureClass.INFRA_NODE, "a"))
         assert may_retry(broken, broken[-1])
-    assert len(broken) == RETRY_RULES[FailureClass.INFRA_NODE].attempts - 1
+    assert len(broken) == FailureClass.INFRA_NODE.rule.attempts - 1
     assert FailureClass.INFRA_NODE not in final_failures(broken, 0, "b")
     broken.append(Break(0, FailureClass.INFRA_NODE, "b"))
     assert not may_retry(broken, broken[-1])

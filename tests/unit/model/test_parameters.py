@@ -9,7 +9,7 @@ import torch
 
 from ablate.experiments.design.recipes import RECIPES
 from ablate.model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig, NormKind
-from ablate.model.counts import BLOCK_PARAMETERS, num_parameters
+from ablate.model.counts import BLOCKS, num_parameters
 from ablate.model.hybrid import Hybrid
 
 
@@ -41,7 +41,7 @@ def drawn(count: int) -> Iterator[HybridConfig]:
 
 
 def test_drawn_models_have_as_many_parameters_as_torch_counts() -> None:
-    assert set(BLOCK_PARAMETERS) == set(BLOCK_KINDS)
+    assert set(BLOCKS) == set(BLOCK_KINDS)
     for model in drawn(100):
         assert num_parameters(model) == in_torch(model), model
 

@@ -8,7 +8,7 @@ from ablate.experiments.system.http_clients import HomeStack, home_stack
 from ablate.service.client.settings import ClientSettings
 from ablate.service.errors import ConfigurationError
 from ablate.service.settings import ServiceSettings, generated_secret
-from ablate.workers import environment_variables
+from ablate.workers.isolation import environment
 from ablate.workers.settings import Settings
 
 GOOD = "0123456789abcdef0123"
@@ -101,4 +101,4 @@ def test_every_setting_with_a_secret_or_an_address_is_hidden_from_trials() -> No
     for model in (ServiceSettings, ClientSettings, Settings):
         for name, field in model.model_fields.items():
             if "SecretStr" in str(field.annotation) or name.endswith("url"):
-                assert environment_variables._SECRETS.fullmatch(f"ABLATE_{name.upper()}"), name
+                assert environment._SECRETS.fullmatch(f"ABLATE_{name.upper()}"), name

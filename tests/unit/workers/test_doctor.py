@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ablate.workers import doctor, isolation
+from ablate.workers import doctor
 from ablate.workers.devices.node_health import free_gib_at
-from ablate.workers.identity.node import find_node
+from ablate.workers.isolation import reach
+from ablate.workers.node import find_node
 from ablate.workers.settings import Settings
 from tests.nvidia_smi import put_gpus
 from tests.own_packages import OwnPackages, own_packages
@@ -37,17 +38,17 @@ def test_the_space_of_a_folder_that_is_not_there_is_that_of_its_parent(tmp_path:
 
 
 def test_the_doctor_says_what_is_open_without_a_file_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "own_tree_problem", lambda: "unshare: Operation not permitted")
+    monkeypatch.setattr(reach, "own_tree_problem", lambda: "unshare: Operation not permitted")
     for admin, words in ((True, ()), (False, ("System V segments",))):
-        monkeypatch.setattr(isolation, "has_admin", lambda admin=admin: admin)
-        gaps = "; ".join(isolation.isolation_gaps())
+        monkeypatch.setattr(reach, "has_admin", lambda admin=admin: admin)
+        gaps = "; ".join(reach.isolation_gaps())
         expected = ("trials share", "modes of this user's files", "sockets", "unshare: Operation not permitted", *words)
         assert [word for word in expected if word not in gaps] == []
         assert ("System V" in gaps) is not admin
 
 
 def test_the_doctor_names_the_isolation_and_its_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "own_tree_problem", lambda: None)
+    monkeypatch.setattr(reach, "own_tree_problem", lambda: None)
     expected = {
         0: (False, "none: trials can read this node's keys, because this kernel has no Landlock"),
         1: (True, "version 1; files that the worker may write can be emptied; other processes"),
@@ -55,7 +56,7 @@ def test_the_doctor_names_the_isolation_and_its_gaps(monkeypatch: pytest.MonkeyP
         7: (True, "trials run under Landlock, version 7"),
     }
     for version, (passed, words) in expected.items():
-        for module in (doctor, isolation):
+        for module in (doctor, reach):
             monkeypatch.setattr(module, "landlock_version", lambda version=version: version)
         check = doctor._isolation()
         assert (check.name, check.passed, check.needed) == ("isolation", passed, False)
@@ -64,7 +65,7 @@ def test_the_doctor_names_the_isolation_and_its_gaps(monkeypatch: pytest.MonkeyP
 
 
 def test_a_node_that_isolates_nothing_says_so_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "landlock_version", lambda: 0)
+    monkeypatch.setattr(reach, "landlock_version", lambda: 0)
     node = find_node("here", "cpu")
     assert not node.isolates
     assert node.versions["isolation"] == "none"
@@ -77,11 +78,11 @@ def test_a_kernel_that_refuses_a_step_isolates_nothing(monkeypatch: pytest.Monke
     refused = subprocess.CompletedProcess(
         [], 1, "", "ablate.experiments.errors.IsolationFailed: seccomp: Operation not permitted\n"
     )
-    isolation._refusal.cache_clear()
-    monkeypatch.setattr(isolation.subprocess, "run", lambda *_arguments, **_options: refused)
-    monkeypatch.setattr(isolation, "landlock_version", lambda: 7)
-    assert isolation.isolation_problem() == "isolation was refused: Operation not permitted"
-    isolation._refusal.cache_clear()
+    reach._refusal.cache_clear()
+    monkeypatch.setattr(reach.subprocess, "run", lambda *_arguments, **_options: refused)
+    monkeypatch.setattr(reach, "landlock_version", lambda: 7)
+    assert reach.isolation_problem() == "isolation was refused: Operation not permitted"
+    reach._refusal.cache_clear()
 
 
 def test_the_doctor_names_recipes_of_packages_and_why_one_cannot_be_used(own_packages: OwnPackages) -> None:

@@ -25,7 +25,7 @@ from ablate.experiments.records.circumstances import (
 )
 from ablate.experiments.records.receipts import Receipt
 from ablate.model.measurements import Step
-from ablate.service.store.ablations.circumstances import was_spoiled
+from ablate.service.store.questions.circumstances import was_spoiled
 from tests.calibrations import KEY, noisy_blocks
 from tests.factories import GIB, clocked, make_plan, make_receipt, make_receipts, make_spec
 

@@ -65,7 +65,7 @@ def test_read_plan_file_rejects_an_altered_or_contradictory_file() -> None:
         read_plan_file(plan_file_text(file).replace('"seed": 2', '"seed": 3', 1).encode())
     with pytest.raises(PlanFileError, match="arm 'baseline' has digest"):
         read_plan_file(rewritten(file, plan__arms__0__gates={"micro_batch": 1}))
-    with pytest.raises(PlanFileError, match=r"plan\.arms\.0\.config.* one of package, command, model"):
+    with pytest.raises(PlanFileError, match=r"plan\.arms\.0\.config.* with one of package, command, model"):
         read_plan_file(rewritten(file, plan__arms__0__config={"micro_batch": 1}))
     ids = [block.model_dump() for block in file.blocks]
     with pytest.raises(PlanFileError, match="6 blocks, but ids for 5"):

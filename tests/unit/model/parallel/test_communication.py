@@ -11,7 +11,7 @@ import torch
 from ablate.model.config import MeshConfig, StepsConfig
 from ablate.model.data.dataset import Dataset
 from ablate.model.errors import MeasurementError
-from ablate.model.training.communication import communication_of, overlap, union
+from ablate.model.training.profiled import communication_of, overlap, union
 from ablate.model.training.train import TrainResult, train
 from tests.ranks import run_ranks
 from tests.unit.model.parallel.test_ranked_training import trained

@@ -15,8 +15,8 @@ from ablate.experiments.records.messages import PREPARATION_LIMIT_S
 from ablate.model.config import DataConfig
 from ablate.workers.blocks.block_runner import BlockRunner, NodeContext
 from ablate.workers.errors import BlockBroken
-from ablate.workers.identity.node import Node, find_node
 from ablate.workers.lease import Lease, StopReason
+from ablate.workers.node import Node, find_node
 from ablate.workers.paths import WorkPaths
 from ablate.workers.processes.runner import Ending
 from ablate.workers.processes.trial_output import BlockOutput

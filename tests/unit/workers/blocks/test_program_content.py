@@ -22,14 +22,13 @@ from ablate.experiments.records.identity import ClaimedBlock
 from ablate.experiments.records.plan_file import make_plan_file
 from ablate.experiments.records.receipt_check import verify
 from ablate.experiments.records.receipts import Receipt
-from ablate.experiments.retries import SPEAKS_AGAINST_NODE
 from ablate.workers.blocks.receipt import TrialRecord
 from ablate.workers.commands.device_samples import DeviceSamples
 from ablate.workers.commands.program import result_of
 from ablate.workers.commands.program_end import ProgramEnd, not_finite, program_failure
 from ablate.workers.commands.ranks import ProgramMarks
 from ablate.workers.errors import BlockBroken
-from ablate.workers.identity.node import Node, find_node
+from ablate.workers.node import Node, find_node
 from ablate.workers.paths import TrialPaths, WorkPaths
 from ablate.workers.processes.runner import Ending
 from ablate.workers.processes.trial_output import BlockOutput
@@ -167,7 +166,7 @@ def test_drawn_messages_give_a_receipt_and_never_speak_against_the_node(tmp_path
             assert [step.loss for step in receipt.steps] == [loss for _index, loss in messages[-5]["losses"]]
         failure = receipt.failure_class if isinstance(receipt, Receipt) else receipt
         classes.add(failure)
-        assert failure not in SPEAKS_AGAINST_NODE
+        assert failure is None or not failure.rule.speaks_against_node
     arm, clock = {None, FailureClass.USER_ERROR, FailureClass.NUMERICS}, FailureClass.INVALID_MEASUREMENT
     assert classes == arm | {clock}, "the last one is a window by two clocks that disagree"
 

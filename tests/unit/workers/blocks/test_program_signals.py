@@ -12,7 +12,7 @@ from ablate.experiments.records.plan_file import make_plan_file
 from ablate.workers.blocks import receipt
 from ablate.workers.blocks.receipt import TrialRecord
 from ablate.workers.errors import BlockBroken
-from ablate.workers.identity.node import find_node
+from ablate.workers.node import find_node
 from ablate.workers.paths import WorkPaths
 from ablate.workers.processes.runner import Ending
 from ablate.workers.trials.result import TrialResult

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ablate.workers.blocks.quiet import FIRST_LOOK_S, LOOK_S, CoreLoad, Quiet, read_load
+from ablate.workers.blocks.surroundings import FIRST_LOOK_S, LOOK_S, CoreLoad, Quiet, read_load
 from ablate.workers.errors import BlockStopped
 from ablate.workers.lease import StopReason
 

@@ -13,8 +13,8 @@ from ablate.experiments.records.receipt_check import verify
 from ablate.experiments.retries import Break
 from ablate.model.measurements import Step
 from ablate.workers.errors import BlockBroken
-from ablate.workers.identity.node import Node, find_node
 from ablate.workers.lease import StopReason
+from ablate.workers.node import Node, find_node
 from tests.bundles import make_file
 from tests.factories import make_steps, make_validations
 from tests.trial_files import left_behind

@@ -6,7 +6,7 @@ from ablate.experiments.records.circumstances import NOT_REGISTERED
 from ablate.experiments.records.signing import Signer
 from ablate.kernels.backends import NODE_CLASSES
 from ablate.workers.errors import ExecRefused
-from ablate.workers.identity.node import Node, find_node
+from ablate.workers.node import Node, find_node
 from ablate.workers.offline.cli import parse_numbers, refusals, remarks
 from tests.bundles import make_file, registered
 from tests.factories import command_values

@@ -12,7 +12,7 @@ import pytest
 
 from ablate.workers.commands.advice import ProgramPlace
 from ablate.workers.commands.code_copy import copy_code
-from ablate.workers.isolation import isolation_problem
+from ablate.workers.isolation.reach import isolation_problem
 from ablate.workers.processes import trial
 from ablate.workers.trials.result import read_result
 from tests.programs import LOOP, order_for, program_config, ran, write_program

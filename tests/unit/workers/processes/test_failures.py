@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ablate.experiments.outcomes import FailureClass, Outcome
+from ablate.experiments.outcomes import FailureClass
 from ablate.kernels.errors import KernelUnsupported, ShapeError
 from ablate.model.errors import ConfigError, DataError, DatasetDamaged, NonFiniteLoss
 from ablate.workers.errors import DeviceBusy
@@ -17,7 +17,6 @@ from ablate.workers.trials.failures import (
     classify_exit,
     disk_is_full,
     kernel_oom_kills,
-    outcome_of,
 )
 
 
@@ -86,13 +85,6 @@ def test_a_trial_whose_program_can_signal_it_is_no_fault_of_the_node(number: int
 def test_disk_is_full_of_a_folder_with_space_and_of_none(tmp_path: Path) -> None:
     assert not disk_is_full(tmp_path)
     assert disk_is_full(tmp_path / "nowhere")
-
-
-def test_outcome_of_each_class_with_receipt() -> None:
-    assert outcome_of(FailureClass.OOM) is Outcome.OOM
-    assert outcome_of(FailureClass.GATE_REFUSED) is Outcome.REFUSED
-    assert outcome_of(FailureClass.NUMERICS) is Outcome.FAILED
-    assert outcome_of(FailureClass.USER_ERROR) is Outcome.FAILED
 
 
 @pytest.mark.parametrize("group", ["", "system.slice/ablate-worker.service"])

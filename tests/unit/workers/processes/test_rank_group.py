@@ -18,7 +18,7 @@ from ablate.experiments.system.isolation import Isolation
 from ablate.experiments.system.kernel_limits import enclose, keep_apart, landlock_version
 from ablate.experiments.system.processes import children_of, is_alive
 from ablate.workers.built_in.rank_group import result_path, run_ranks
-from ablate.workers.isolation import system_folders
+from ablate.workers.isolation.reach import system_folders
 from ablate.workers.trials.result import TrialResult, read_result
 from tests.waiting import LIMIT_S, until
 

@@ -15,8 +15,8 @@ from ablate.model.errors import DataError, DatasetDamaged
 from ablate.model.facts import ModelFact
 from ablate.workers.built_in import training
 from ablate.workers.built_in.training import check_corpus
-from ablate.workers.environment_variables import chosen_caches, keep_kernels
 from ablate.workers.errors import DeviceMissing
+from ablate.workers.isolation.environment import chosen_caches, keep_kernels
 from ablate.workers.paths import TrialPaths, WorkPaths
 from ablate.workers.processes import trial
 from ablate.workers.trials.failures import classify

@@ -12,7 +12,8 @@ from ablate.experiments.digest import IMPORT_ROOT, SOURCE_ROOT
 from ablate.experiments.system import isolation
 from ablate.experiments.system.kernel_limits import can_filter_calls, has_admin, landlock_version
 from ablate.experiments.system.processes import OWN_PYTHON
-from ablate.workers.environment_variables import environment_with_packages, library_folders
+from ablate.workers.environment_variables import library_folders
+from ablate.workers.isolation.environment import environment_with_packages
 
 ISOLATED, NOT_ISOLATED = "landlock", "none"
 """Values of a node's version "isolation", which every receipt of the node contains."""

@@ -3,7 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ablate.experiments.digest import CODE_PACKAGES, code_digest
-from ablate.workers.identity.node import find_node, read_code
+from ablate.workers.node import find_node, read_code
 
 
 def _checkout(root: Path) -> Path:

@@ -6,8 +6,8 @@ import pytest
 from ablate.experiments.outcomes import FailureClass
 from ablate.kernels.xla import compiler as xla_compiler
 from ablate.kernels.xla.compiler import Order, libtpu_refusal
-from ablate.workers.devices import xla_compilation
-from ablate.workers.devices.xla_compilation import ask_compiler, find_overflow
+from ablate.workers.devices import tpu
+from ablate.workers.devices.tpu import ask_compiler, find_overflow
 from ablate.workers.errors import CompilerFailed, CompilerKilled, DeviceMissing
 from ablate.workers.trials.failures import classify
 
@@ -79,7 +79,7 @@ def _program(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> None:
     """Put another program in the compiler's place: one that ends as libtpu can end a process."""
     (folder / "another_compiler.py").write_text(body)
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.setattr(xla_compilation, "_PROGRAM", "another_compiler")
+    monkeypatch.setattr(tpu, "_PROGRAM", "another_compiler")
 
 
 def test_a_compiler_that_aborts_says_its_last_lines_and_is_the_arms_failure(

@@ -9,8 +9,8 @@ from ablate.experiments.design.plan import questions
 from ablate.experiments.records.circumstances import Countersignature
 from ablate.experiments.records.plan_file import PlanFile, countersign
 from ablate.service.errors import ImportedOtherwise
-from ablate.service.store.ablations.circumstances import family_of
 from ablate.service.store.access import keys
+from ablate.service.store.questions.circumstances import family_of
 from ablate.service.store.session import Store
 from ablate.service.store.tables import db_now, registered_plans, registered_questions, rfc3339
 

@@ -7,7 +7,7 @@ import pytest
 
 from ablate.kernels import facts
 from ablate.model.facts import ModelFact
-from ablate.model.training.executed import ATTENTION_KERNELS, attest
+from ablate.model.training.profiled import ATTENTION_KERNELS, attest
 
 NAMES = {
     "flash": ("void pytorch_flash::flash_fwd_kernel<Flash_fwd", "void pytorch_flash::flash_bwd_dot_do_o_kernel<true"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ablate.workers.blocks.block_runner import Mask
 from ablate.workers.errors import SettingsError
-from ablate.workers.node_secrets import lacks_secret, read_secrets
+from ablate.workers.isolation.node_secrets import lacks_secret, read_secrets
 from ablate.workers.processes import trial_output
 from ablate.workers.processes.trial_output import LogTail
 from ablate.workers.trials.result import TrialResult
@@ -158,7 +158,7 @@ def _take(tail: LogTail, texts: list[str]) -> None:
 def test_a_file_is_masked_across_the_pieces_in_which_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ablate.workers.node_secrets._PIECE_BYTES", 100)
+    monkeypatch.setattr("ablate.workers.isolation.node_secrets._PIECE_BYTES", 100)
     for before in range(70, 110):
         path = tmp_path / str(before)
         path.write_text("x" * before + TOKEN + "y" * 150 + TOKEN, encoding="utf-8")

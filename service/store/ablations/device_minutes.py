@@ -1,16 +1,23 @@
-"""Device minutes of a token: used by its ablations, and reserved for those that are not over."""
+"""Device minutes: used and reserved by a token, expected of a plan, and the checks against quota and budget."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, literal, select, union_all
 
+from ablate.experiments.analysis.sizing import budget_problems
+from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.errors import SpecError
+from ablate.experiments.reporting import wording
 from ablate.service.errors import QuotaUsedUp
 from ablate.service.lifecycle import OVER
 from ablate.service.principals import Principal
+from ablate.service.store.nodes.calibrations import read_sizing
 from ablate.service.store.nodes.placement import BUSY_DEVICES
-from ablate.service.store.tables import ablations, attempts, blocks, db_now, tokens
+from ablate.service.store.tables import ablations, attempts, blocks, db_now, receipts, tokens
 
 _NOW = case((blocks.c.lease_until < db_now(), blocks.c.lease_until), else_=db_now())
 """A running attempt uses nothing after its lease."""
@@ -73,3 +80,49 @@ def check_quota_for(connection: Connection, principal: Principal, minutes_more: 
             f"{principal.device_minutes:g}. Ask for fewer limits.device_minutes, or an administrator may change the "
             f"quota: ablate tokens quota {principal.name} --device-minutes {math.ceil(minutes.used + minutes.reserved)}"
         )
+
+
+_WALLS_READ = 50
+"""Trials of an arm whose mean time is taken, so that a submission does not read 100,000 of them."""
+
+
+def expected_device_minutes(connection: Connection, plan: Plan) -> float | None:
+    """Return the device minutes that `plan` should take; None if an arm has no earlier trial on its node class."""
+    seconds = mean_trial_s(connection, [arm.digest for arm in plan.arms], plan.node_class)
+    if any(arm.digest not in seconds for arm in plan.arms):
+        return None
+    return sum(seconds[arm.digest] for arm in plan.arms) * len(plan.blocks) * plan.busy_devices / 60
+
+
+def mean_trial_s(connection: Connection, arm_digests: Sequence[str], node_class: str) -> dict[str, float]:
+    """Return the mean wall seconds of earlier trials on `node_class` by arm digest; no entry for an arm that never ran.
+
+    Reads at most _WALLS_READ trials of an arm, in no particular order.
+    """
+
+    def mean(digest: str) -> Select[Any]:
+        ran = (receipts.c.arm_digest == digest, ablations.c.node_class == node_class)
+        walls = select(receipts.c.wall_s).join(ablations, ablations.c.id == receipts.c.ablation_id).where(*ran)
+        return select(literal(digest), func.avg(walls.limit(_WALLS_READ).subquery().c.wall_s))
+
+    rows = connection.execute(union_all(*map(mean, dict.fromkeys(arm_digests))))
+    return {digest: float(seconds) for digest, seconds in rows if seconds is not None}
+
+
+def warnings_of(spec: AblationSpec, minutes: float | None) -> list[str]:
+    """Return a warning if the expected device `minutes` are over the budget; the ablation may run all the same."""
+    allowed = spec.limits.device_minutes
+    if minutes is None or minutes <= allowed:
+        return []
+    cost, budget = wording.fixed(minutes, 1), wording.number(allowed)
+    return [
+        f"about {cost} device minutes are expected, and limits.device_minutes allows {budget}: blocks that still wait "
+        "when they are used up are cancelled, and the verdict misses their data"
+    ]
+
+
+def check_budget(connection: Connection, spec: AblationSpec, plan: Plan) -> None:
+    """Raise SpecError if the noise decided the number of blocks and they take more than the budget."""
+    problems = budget_problems(spec, read_sizing(connection, spec, plan), expected_device_minutes(connection, plan))
+    if problems:
+        raise SpecError(problems)

@@ -8,7 +8,7 @@ from ablate.kernels.backends import NODE_CLASSES
 from ablate.workers.blocks.surroundings import changes
 from ablate.workers.devices.inventory import PROBES, find_devices
 from ablate.workers.devices.node_health import ReleaseProof
-from ablate.workers.devices.tpu_probes import TpuProbe
+from ablate.workers.devices.tpu import TpuProbe
 from ablate.workers.errors import DeviceMissing
 from tests.waiting import until
 

@@ -7,9 +7,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from ablate.experiments.errors import SigningUnavailable
+from ablate.workers import node
 from ablate.workers.errors import NodeKeyError
-from ablate.workers.identity import node_key
-from ablate.workers.identity.node_key import KEY_FILE, node_signer
+from ablate.workers.node import KEY_FILE, node_signer
 
 
 def test_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_place_that_cannot_hold_a_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_library_is_said_and_makes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_key, "signing_problem", lambda: "package cryptography cannot be imported")
+    monkeypatch.setattr(node, "signing_problem", lambda: "package cryptography cannot be imported")
     with pytest.raises(SigningUnavailable, match="cannot be imported"):
         node_signer(tmp_path / KEY_FILE)
     assert list(tmp_path.iterdir()) == []
