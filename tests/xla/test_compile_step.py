@@ -179,7 +179,7 @@ print(graph.digest, xla_device.compilations())
 
 
 def test_tracing_computes_nothing_and_gives_every_process_the_same_module(tmp_path: Path) -> None:
-    environment = {**os.environ, **COMPILE.environment}
+    environment = {**os.environ, **COMPILE.environment, "PYTHONPATH": str(Path.cwd())}
     assert DEVICE.type == "xla"
     ended = subprocess.run(
         [sys.executable, "-c", ALONE], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
