@@ -13,7 +13,7 @@ export ABLATE_HOME ?= $(CURDIR)/.ablate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock demo up down status check fix docs golden test test-fast test-long test-gpu tpu test-tpu nightly nightly-result release clients test-containers browser simulate bench-scale screens trainers chaos troubles mutants interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install lock demo up down status check fix docs golden test test-fast test-long test-kernels test-gpu tpu test-tpu nightly nightly-result release clients test-containers browser simulate bench-scale screens trainers chaos troubles mutants interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,8 +86,11 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses 3 --dis
 test: $(STAMP) browser  ## all tests that this machine can run but the long ones, in three processes
 	$(PYTEST) --length short
 
-test-long: $(STAMP) browser  ## the tests that make test leaves out (tests/long_tests.py)
-	$(PYTEST) --length long
+test-long: $(STAMP) browser  ## the tests that make test leaves out (tests/long_tests.py), except those of kernels
+	$(PYTEST) --length long --ignore tests/kernels
+
+test-kernels: $(STAMP)  ## the long tests that run kernels: without a GPU interpreted, or compiled and taken apart
+	$(PYTEST) --length long tests/kernels tests/unit/model
 
 test-fast: $(STAMP)  ## tests without servers, in one process: about seven minutes
 	$(BIN)/python -m pytest tests/unit tests/architecture
@@ -103,12 +106,12 @@ test-tpu: $(TPU_STAMP)  ## the tests of lane xla, in .venv-tpu; without a TPU on
 	PJRT_DEVICE=$${PJRT_DEVICE:-CPU} JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 10 \
 	    $(TPU_TESTS)
 
-nightly: $(STAMP) $(TPU_STAMP)  ## compile every kernel with a budget; run test-long and test-tpu, store results in tests/nightly.json; commit it
+nightly: $(STAMP) $(TPU_STAMP)  ## compile every kernel with a budget; run test-long, test-kernels and test-tpu, store results in tests/nightly.json; commit it
 	$(BIN)/python -m pytest --every-kernel tests/kernels/test_mamba3_cuda_budgets.py
 	$(MAKE) chaos COUNT=12
 	@$(BIN)/python -m tests.nightly
 
-nightly-result: $(STAMP)  ## show these results; fails if a test failed, kernels/ has changed, or a run is older than 14 days
+nightly-result: $(STAMP)  ## show these results; fails if a test failed, kernels/ has changed since those of kernels, or a run is older than 14 days
 	@$(BIN)/python -m tests.nightly --show
 
 # The wheel has what git has: the folder that is built has no leftovers of earlier builds. The tag is the last step.
