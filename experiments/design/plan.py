@@ -2,7 +2,8 @@
 
 A question is one variant against its baseline: the content of both arms, in either order, the deciding metric and the
 node class. Names of ablations, recipes and arms, other arms beside them, seeds, numbers of blocks and steps, margins,
-limits and labels do not change the question, nor does a metric that follows from the same number.
+limits and labels do not change the question, nor do sizes that both arms share (micro-batch, threads, and row lengths
+up to the nearest power of two), nor does a metric that follows from the same number.
 """
 
 import math
@@ -441,7 +442,7 @@ def questions(spec: AblationSpec, plan: Plan) -> dict[str, str]:
         arm.name: digest(
             {
                 **shared,
-                "arms": sorted(_content(one) for one in (base, arm)),
+                "arms": _contents(base, arm),
                 "metric": _measured(spec.verdict.primary.metric, base, arm),
             }
         )
@@ -450,8 +451,10 @@ def questions(spec: AblationSpec, plan: Plan) -> dict[str, str]:
     }
 
 
-def _content(arm: Arm) -> str:
-    return digest(arm.config.content())
+def _contents(base: Arm, arm: Arm) -> list[str]:
+    """Return the digests of two arms in either order; sizes count only where the arms differ in nothing else."""
+    asked = sorted(digest(one.config.asked_content()) for one in (base, arm))
+    return asked if asked[0] != asked[1] else sorted(digest(one.config.content()) for one in (base, arm))
 
 
 def _measured(metric: str, base: Arm, other: Arm) -> str:

@@ -88,6 +88,12 @@ class BuiltInArm(TrainConfig, ArmConfig):
         unused |= set() if self.loss == "chunked" else {"loss_chunk_tokens"}
         return _differing(self.values_with_seed, asdict(TrainConfig()), unused)
 
+    def asked_content(self) -> dict[str, Any]:
+        """Return the content without micro-batch and threads, and with row lengths to the nearest power of two."""
+        free = {"micro_batch", "threads", "data.seq_len"}
+        content = {name: value for name, value in self.content().items() if name not in free}
+        return {**content, "log2 of data.seq_len": round(math.log2(self.data.seq_len))}
+
     def claim_of(self, name: str) -> Claim:
         """Return the claim of a gate."""
         return GATES[name].claim

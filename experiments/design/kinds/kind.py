@@ -111,6 +111,10 @@ class ArmConfig(ABC):
     def content(self) -> dict[str, Any]:
         """Return the work of an arm as JSON, however its spec spells it: without names, seed and steps."""
 
+    def asked_content(self) -> dict[str, Any]:
+        """Return the content without sizes that every ablation chooses anew, so that another one asks nothing new."""
+        return self.content()
+
     @abstractmethod
     def claim_of(self, name: str) -> Claim:
         """Return the claim of a setting about the numbers."""

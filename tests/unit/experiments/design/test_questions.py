@@ -44,12 +44,15 @@ SAME: dict[str, dict[str, Any]] = {
     "limits": {"limits": {"trial": "9s", "device_minutes": 2.0, "priority": 3}},
     "labels": {"labels": {"try": "2"}},
     "override that changes nothing": {"workload__overrides": {"seq_len": TINY.data.seq_len}},
+    "another micro-batch": {"workload__overrides": {"micro_batch": TINY.micro_batch + 1}},
+    "other threads": {"workload__overrides": {"threads": 1}},
+    "a slightly longer row": {"workload__overrides": {"seq_len": TINY.data.seq_len + 1}},
     "override without effect": {"workload__overrides": {"loss_chunk_tokens": 64}},
     "gate that is given as it is": {"baseline__gates": {"chunk_size": 16, "psiv_cache": False}},
     **{f"alias {name}": {"verdict__primary": {"metric": name, "margin": "1%"}} for name in WINDOW_METRICS},
 }
 OTHER: dict[str, dict[str, Any]] = {
-    "override": {"workload__overrides": {"micro_batch": TINY.micro_batch + 1}},
+    "rows twice as long": {"workload__overrides": {"seq_len": 2 * TINY.data.seq_len}},
     "metric": {"verdict__primary": {"metric": "peak_allocated_gib", "margin": "0.5%"}},
     "baseline": {"baseline__gates": {"chunk_size": 64}},
 }
@@ -63,6 +66,12 @@ def test_question_stays_the_same(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("changes", OTHER.values(), ids=OTHER)
 def test_question_is_another(changes: dict[str, Any]) -> None:
     assert not set(asked(**changes).values()) & set(asked().values())
+
+
+def test_arms_that_differ_in_a_size_alone_ask_by_that_size() -> None:
+    sizes = {f"rows-{rows}": {"overrides": {"micro_batch": rows}} for rows in (1, 3, 4)}
+    work = {"verdict__primary": {"metric": "model_tflops_per_s", "margin": "1%"}}
+    assert len(set(asked(variants=sizes, **work).values())) == 3
 
 
 def test_node_class_makes_another_question() -> None:
@@ -101,11 +110,10 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "dtype": ("float32", "bfloat16"),
 }
 NUMBERS: dict[str, tuple[Any, ...]] = {
-    "seq_len": (128, 192, 256),
+    "seq_len": (128, 256),
     "softcap": (0.0, 30.0, 50.0),
     "learning_rate": (3e-3, 1e-3),
     "mlp_ratio": (2.0, 3.0),
-    "micro_batch": (1, 2, 4),
     "pattern": ("MMAF", "MF", "MAMF"),
 }
 ALIKE: dict[str, str] = dict.fromkeys(
@@ -145,6 +153,10 @@ def renamed(values: dict[str, Any], rng: random.Random) -> None:
     values["variants"] = {f"arm-{rng.randint(0, 99)}": one for one in values["variants"].values()}
 
 
+def other_sizes(values: dict[str, Any], rng: random.Random) -> None:
+    values["workload"].setdefault("overrides", {}).update(micro_batch=rng.randint(1, 9), threads=rng.randint(1, 2))
+
+
 def another_sample(values: dict[str, Any], rng: random.Random) -> None:
     values["design"] = {"seeds": [rng.randint(1, 9)], "blocks": {"count": rng.randint(6, 30)}, "order_seed": 3}
     values["workload"]["steps"] = {"warmup": 2, "timed": rng.randint(3, 30), "val_rows": 0}
@@ -171,6 +183,7 @@ DISGUISES: tuple[Callable[[dict[str, Any], random.Random], None], ...] = (
     swapped,
     renamed,
     another_sample,
+    other_sizes,
     spelled_out,
     renamed_recipe,
 )
@@ -200,7 +213,7 @@ def changed(values: dict[str, Any], rng: random.Random) -> None:
         base[name] = rng.choice([value for value in CHOICES[name] if value != base[name]])
     elif what == "override":
         given = values["workload"].setdefault("overrides", {})
-        given["seq_len"] = next(size for size in (320, 384) if size != given.get("seq_len"))
+        given["seq_len"] = 512
     else:
         values["verdict"]["primary"] = {"metric": "peak_allocated_gib", "margin": "0.5%"}
 
