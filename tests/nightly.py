@@ -4,7 +4,7 @@
     make nightly-result    # shows nightly.json; fails if a test failed, if a run is too old or had other kernels
 
 These are the long tests (long_tests.py), those of them that run kernels, and those of lane xla, which need an
-environment of their own. The age of a run counts up to the last commit, so that an old checkout does not fail by itself.
+environment of their own. The age of a run counts up to the last commit, so an old checkout does not fail by itself.
 A run of kernels counts only for the folder `kernels` that it ran with.
 """
 
