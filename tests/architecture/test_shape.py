@@ -28,7 +28,7 @@ MAX_KERNEL_LINES = 200  # the reverse walk of the scan is one kernel, and TileLa
 """A TileLang kernel is one function, with its inner one, and reads best in one piece."""
 SMALL_AND_SEPARATE: dict[str, str] = {
     "experiments/records/spec_edits.py": "it needs the YAML library, which its importer loads for YAML only",
-    "model/training/step_graph.py": "the only code that records CUDA graphs; train.py is long enough"
+    "model/training/step_graph.py": "the only code that records CUDA graphs; train.py is long enough",
 }
 """Small files with one importer beside them that stay files, and why."""
 VAGUE_NAMES = {"utils.py", "common.py", "helpers.py", "misc.py"}
