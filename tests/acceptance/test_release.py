@@ -14,7 +14,7 @@ from tests.architecture.pages import ROOT
 
 PACKAGES = ("service", "workers", "experiments", "model", "kernels")
 OTHERS = ("pyproject.toml", "Makefile", "CHANGELOG.md", ".gitignore")
-BUILT_APART = {"experiments/in_trial/pyproject.toml"}
+BUILT_APART = {"ablate/experiments/in_trial/pyproject.toml"}
 """Of the package that users may install beside their own program."""
 IDENTITY = {
     f"GIT_{person}_{part}": "tester@example.org" for person in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")
@@ -30,8 +30,9 @@ def git(folder: Path, *words: str) -> str:
 def checkout(tmp_path: Path) -> Path:
     """Return a clean repository with the files of this one that a release needs, and a dated list of changes."""
     folder = tmp_path / "checkout"
-    for name in PACKAGES:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in (*PACKAGES, "src"):
+        leftovers = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=leftovers)
     for name in OTHERS:
         shutil.copy(ROOT / name, folder / name)
     date_changes(folder, "2026-12-01")
@@ -76,7 +77,8 @@ def test_a_release_is_a_wheel_with_every_file_of_the_packages_images_and_a_tag(c
     (wheel,) = (checkout / "dist").iterdir()
     assert wheel.name == f"ablate-{version}-py3-none-any.whl"
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names == set(git(checkout, "ls-files", *PACKAGES).split()) - BUILT_APART
+    files = {f"ablate/{name}" for name in git(checkout, "ls-files", *PACKAGES).split()}
+    assert names == (files | {"ablate/__init__.py"}) - BUILT_APART
     assert f"\n{version}\nbuild\n" in done.stdout, "the images get the version"
     assert git(checkout, "rev-parse", f"v{version}^{{commit}}") == git(checkout, "rev-parse", "HEAD")
 
