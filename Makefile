@@ -87,7 +87,7 @@ test: $(STAMP) browser  ## all tests that this machine can run but the long ones
 	$(PYTEST) --length short
 
 test-long: $(STAMP) browser  ## the tests that make test leaves out (tests/long_tests.py), except those of kernels
-	$(PYTEST) --length long --ignore tests/kernels
+	$(PYTEST) --length long --ignore tests/kernels --ignore tests/unit/model
 
 test-kernels: $(STAMP)  ## the long tests that run kernels: without a GPU interpreted, or compiled and taken apart
 	$(PYTEST) --length long tests/kernels tests/unit/model
