@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tilelang.language as T
-from tilelang.layout import make_swizzled_layout
 
 from ablate.kernels.mamba3_mimo.cuda.backward.groups import Buffer
 from ablate.kernels.mamba3_mimo.cuda.pieces import tiles
 from ablate.kernels.mamba3_mimo.cuda.pieces.loads import Loads
+from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import swizzled_lines
 from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32
 from ablate.kernels.mamba3_mimo.cuda.shape import GROUP, LINE, SWIZZLE_128, ScanShape, Variant
 
@@ -193,7 +193,7 @@ def annotate_tiles(at: WalkTiles, loads: Loads) -> None:
     swizzled = [at.q_s, at.k_s, at.x_s, at.g_s, at.e_s, at.mix_s, at.dmix_s, at.h_s, at.v_s, at.z_s, at.do_s]
     swizzled += [] if at.gw_s is None else [at.gw_s, at.mixt_s, at.dq_s, at.dk_s]
     swizzled += [at.q_raw, at.k_raw] if loads.two_d else []
-    T.annotate_layout({tile: make_swizzled_layout(tile) for tile in swizzled})
+    T.annotate_layout({tile: swizzled_lines(tile) for tile in swizzled})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,12 @@ from typing import Any
 
 import tilelang.language as T
 from tilelang import PassConfigKey
-from tilelang.layout import make_swizzled_layout
 
 from ablate.kernels.mamba3_mimo.cuda.forward import outputs_lifted
 from ablate.kernels.mamba3_mimo.cuda.forward.lifted import lifts
 from ablate.kernels.mamba3_mimo.cuda.pieces import scalar, tiles, walk
 from ablate.kernels.mamba3_mimo.cuda.pieces.loads import make_loads
+from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import swizzled_lines
 from ablate.kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
 from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16, f32
@@ -188,7 +188,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             full = loads.barriers(threads)
             T.annotate_layout(loads.layouts(q_raw, k_raw))
             if s.gated:
-                T.annotate_layout({z_s: make_swizzled_layout(z_s)})
+                T.annotate_layout({z_s: swizzled_lines(z_s)})
             tx = T.get_thread_binding()
             nc, given = L // C, (q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full)
             for n in tuple(range(min(ahead, nc))):

@@ -7,12 +7,11 @@ from typing import Any
 
 import tilelang.language as T
 from tilelang import PassConfigKey
-from tilelang.layout import make_swizzled_layout
 
 from ablate.kernels.mamba3_mimo.cuda.forward import lifted
 from ablate.kernels.mamba3_mimo.cuda.pieces import tiles
 from ablate.kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
-from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import end_batch
+from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import end_batch, swizzled_lines
 from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
 from ablate.kernels.mamba3_mimo.cuda.pieces.walk import make_output_start, staged, threads_for
@@ -68,9 +67,9 @@ def outputs(s: ScanShape, v: Variant) -> Any:
             entering_d, written_d, left_d, right_d, values_d = (T.alloc_wgmma_desc() for _ in range(5))
             full = loads.barriers(threads)
             T.annotate_layout(loads.layouts(q_raw, k_raw))
-            T.annotate_layout({tile: make_swizzled_layout(tile) for tile in (k_s, h_s, x_s, xw_s)})
+            T.annotate_layout({tile: swizzled_lines(tile) for tile in (k_s, h_s, x_s, xw_s)})
             if s.gated:
-                T.annotate_layout({z_s: make_swizzled_layout(z_s)})
+                T.annotate_layout({z_s: swizzled_lines(z_s)})
             tx = T.get_thread_binding()
             nc, given = L // C, (q_raw, k_raw, v_s, z_s, cs_s, q, k, v, z, cs, full)
             for n in tuple(range(min(ahead, nc))):

@@ -38,8 +38,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tilelang.language as T
-from tilelang.layout import make_swizzled_layout
 
+from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import swizzled_lines
 from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16
 from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
@@ -121,7 +121,7 @@ class Staging:
 
     def layouts(self, *tiles: Any) -> dict[Any, Any]:
         """Return the layout annotations of the staging buffers: swizzled if two-dimensional, else none."""
-        return {tile: make_swizzled_layout(tile) for tile in tiles} if self.two_d else {}
+        return {tile: swizzled_lines(tile) for tile in tiles} if self.two_d else {}
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,21 @@ their registers past `begin_batch` and `end_batch`.
 from typing import Any
 
 import tilelang.language as T
+from tilelang.layout import Layout, make_swizzled_layout
 from tvm.ir import Op
 
 from ablate.kernels.mamba3_mimo.cuda.shape import GROUP
+
+
+def swizzled_lines(tile: Any) -> Any:
+    """Return the layout of a bf16 tile for the matrix unit and bulk copies, the same as TileLang's.
+
+    TileLang adds up parities of bits where one exclusive or gives the place, which costs several instructions more.
+    """
+    rows, width = tile.shape
+    if width % 64 > 0:
+        return make_swizzled_layout(tile)
+    return Layout((rows, width), lambda i, j: (j // 64 * rows + i) * 64 + ((j % 64 // 8) ^ (i % 8)) * 8 + j % 8)
 
 
 def begin_batch(*touched: Any) -> None:

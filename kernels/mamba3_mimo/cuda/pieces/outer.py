@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tilelang.language as T
-from tilelang.layout import make_swizzled_layout
 
 from ablate.kernels.mamba3_mimo.cuda.pieces import scalar, tiles
-from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import begin_batch, end_batch
+from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import begin_batch, end_batch, swizzled_lines
 from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, bf16, f32
 from ablate.kernels.mamba3_mimo.cuda.shape import SWIZZLE_128, ScanShape
 
@@ -193,5 +192,5 @@ def _lifted(s: ScanShape, threads: int, loads: Any) -> Outer:
             T.alloc_local((regs,), F32), T.alloc_local((blocks * steps * 8,), BF16),
             T.alloc_local((blocks * R * 2,), BF16),
         ),
-        2, lambda x_s: {x_s: make_swizzled_layout(x_s)}, begin, turn, add, store,
+        2, lambda x_s: {x_s: swizzled_lines(x_s)}, begin, turn, add, store,
     )  # fmt: skip
