@@ -22,11 +22,11 @@ TOKENS = 7
 
 
 def value(formula, *numbers):
-    """Return what the expression of `formula` is for these numbers; a pair for a pair."""
+    """Return what the expression of `formula` is for these numbers; a tuple of its kind for a tuple."""
     names = list(inspect.signature(formula).parameters)
     made = formula(*(Var(name, "float32") for name in names))
     values = [eval(str(part), {"T": T, **dict(zip(names, numbers, strict=True))}) for part in np.atleast_1d(made)]  # noqa: S307
-    return RotaryPair(*values) if isinstance(made, RotaryPair) else values[0]
+    return type(made)(*values) if isinstance(made, tuple) else values[0]
 
 
 def slope(formula, at, step=1e-6):
@@ -101,9 +101,10 @@ def test_the_gate_and_its_slope(u):
         return at / (1 + np.exp(-at))
 
     bent = value(scalar.bent, u / 2)
-    silu = value(scalar.silu, u / 2, bent)
-    assert silu == pytest.approx(gate(u), abs=1e-12)
-    assert value(scalar.silu_slope, silu, bent) == pytest.approx(slope(gate, u), abs=1e-8)
+    assert value(scalar.silu, u / 2, bent) == pytest.approx(gate(u), abs=1e-12)
+    gated, double_slope = value(scalar.gated_gradient, 1.7, u / 2, bent)
+    assert gated == pytest.approx(1.7 * gate(u), abs=1e-12)
+    assert double_slope == pytest.approx(2 * 1.7 * slope(gate, u), abs=1e-8)
 
 
 @pytest.mark.parametrize("angle", [-40.0, -3.2, 0.1, 3.0, 3.2, 700.0])

@@ -61,7 +61,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             at.psi_s[p, r] = psi[h, r, p]
             if s.gated:
                 at.half_zeta_s[p, r] = 0.5 * zeta[h, r, p]
-                at.zeta_s[p, r] = zeta[h, r, p] * (phi[h, r, p] if s.reduced else 1.0)
+                at.zeta_s[p, r] = 0.5 * zeta[h, r, p] * (phi[h, r, p] if s.reduced else 1.0)
             if s.reduced:
                 at.phi_s[p, r] = phi[h, r, p]
 

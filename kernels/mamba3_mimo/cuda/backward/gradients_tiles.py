@@ -299,14 +299,13 @@ def make_output_gate(
             z32 = f32(staged.z_s[one * C + i % C, p]) if s.gated else 0.0
             half_u = z32 * weights.half_zeta_s[i // C, p] if s.gated else 0.0
             bent = scalar.bent(half_u) if s.gated else 0.0
-            silu = scalar.silu(half_u, bent) if s.gated else 1.0
-            gated = d32 * silu
+            through = scalar.gated_gradient(d32, half_u, bent) if s.gated else None
+            gated = through.silu if s.gated else d32
             if s.reduced:
                 sums.phi_acc[fold(i), p] += gated * acc.y[i, p]
             g32 = gated * weights.phi_s[i // C, p] if s.reduced else gated
             if s.gated:
-                slope = scalar.silu_slope(silu, bent)
-                du = d32 * acc.y[i, p] * slope
+                du = 0.5 * through.double_slope * acc.y[i, p]
                 sums.zeta_acc[fold(i), p] += du * z32
                 acc.dgate[i, p] = bf16(du * weights.zeta_s[i // C, p])
             acc.g[i, p] = bf16(g32)

@@ -234,7 +234,7 @@ def make_output_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
     def gate(mine, at, tx):
         half_zeta, zeta, phi = (T.alloc_local((R,), F32) for _ in range(3))
         z2, d2, g2 = (T.alloc_local((2,), F32) for _ in range(3))
-        half_u, bent, silu, du = (T.alloc_local((1,), F32) for _ in range(4))
+        half_u, bent, du = (T.alloc_local((1,), F32) for _ in range(3))
         for c in T.unroll(parts * 2):
             mine.rows[c] = 0.0
         for c in T.unroll(parts * 4):
@@ -262,11 +262,12 @@ def make_output_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
                         if s.gated:
                             half_u[0] = z2[e] * half_zeta[r]
                             bent[0] = scalar.bent(half_u[0])
-                            silu[0] = scalar.silu(half_u[0], bent[0])
-                            du[0] = d2[e] * mine.y[i + e] * scalar.silu_slope(silu[0], bent[0])
+                            g2[e] = scalar.gated_gradient(d2[e], half_u[0], bent[0]).silu
+                            du[0] = scalar.gated_gradient(d2[e], half_u[0], bent[0]).double_slope * mine.y[i + e]
                             mine.zeta[r * 2 + lower] += du[0] * z2[e]
                             mine.ranks[here + e] += du[0] * zeta[r]
-                        g2[e] = d2[e] * silu[0] if s.gated else d2[e]
+                        else:
+                            g2[e] = d2[e]
                         if s.reduced:
                             mine.phi[r * 2 + lower] += g2[e] * mine.y[i + e]
                             g2[e] = g2[e] * phi[r]

@@ -68,9 +68,9 @@ def make_sums_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Wri
     """Return macro(b, h, tx): write the partial sums of the walk."""
     C, R, (groups, _, parts, _) = s.C, s.R, split_of(s)
 
-    there = [(mine.psi, written.p_psi, None)]
-    there += [(mine.zeta, written.p_zeta, at.phi_s if s.reduced else None)] if s.gated else []
-    there += [(mine.phi, written.p_phi, None)] if s.reduced else []
+    there = [(mine.psi, written.p_psi, 1.0, None)]
+    there += [(mine.zeta, written.p_zeta, 0.5, at.phi_s if s.reduced else None)] if s.gated else []
+    there += [(mine.phi, written.p_phi, 1.0, None)] if s.reduced else []
 
     @T.macro
     def bias_out(sums, first, which, b, h, tx):
@@ -89,14 +89,14 @@ def make_sums_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Wri
     def sums_out(b, h, tx):
         for lower in (0, 1):
             for r in T.unroll(R):
-                for acc, _, _ in there:
+                for acc, _, _, _ in there:
                     for lanes in (1, 2):
                         acc[r * 2 + lower] += T.shfl_xor(acc[r * 2 + lower], lanes)
                 # the output has one partial sum per 8 rows, but here one lane has all of a rank
                 if tx % 4 < parts:
                     line, p = r * (C // 8) + column(tx, tx % 4, groups) // 8, row(tx, lower)
-                    for acc, out, factor in there:
-                        scale = 1.0 if factor is None else factor[p, r]
+                    for acc, out, whole, factor in there:
+                        scale = whole if factor is None else whole * factor[p, r]
                         out[b, h, line, p] = T.if_then_else(tx % 4 == 0, acc[r * 2 + lower] * scale, 0.0)
         for lanes in (16, 8, 4, 2, 1):
             mine.d[0] += T.shfl_xor(mine.d[0], lanes)

@@ -180,7 +180,7 @@ class WalkTiles:
     """bf16 [1,R,N]; k_bias_s likewise."""
     k_bias_s: Buffer
     psi_s: Buffer
-    """fp32 [P,R]; half_zeta_s is zeta / 2, zeta_s zeta phi, phi_s phi."""
+    """fp32 [P,R]; half_zeta_s is zeta / 2, zeta_s zeta phi / 2, phi_s phi."""
     half_zeta_s: Buffer
     zeta_s: Buffer
     phi_s: Buffer
