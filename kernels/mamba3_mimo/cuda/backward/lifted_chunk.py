@@ -157,7 +157,7 @@ def make_outputs(s: ScanShape, loads: Loads, met: Any, at: WalkTiles, mine: Walk
         end_batch(0 if alone else 1, mine.y, mine.gw)
         output_gate(mine, at, tx)
         put(at.g_s, mine.g, blocks, groups, tx)
-        if not alone:
+        if at.gw_s is not None:
             put(at.gw_s, mine.gw, blocks, groups, tx)
         if s.gated:
             narrowed(mine.out, mine.ranks)
@@ -200,7 +200,7 @@ def make_entries(
         lifted.product(mine.score, by.gt, by.x_rows, width, P, True)
         for c in T.unroll(32):
             mine.E[c] *= mine.ends[0]
-        lifted.product(mine.E, mine.gw if alone else by.gw, by.q_states, 64, M, False)
+        lifted.product(mine.E, mine.gw if at.gw_s is None else by.gw, by.q_states, 64, M, False)
         if s.gated:
             store(at.z_s[one * C : (one + 1) * C, :], written.dz[b, t0 : t0 + C, h, :])
         end_batch(2, mine.dx)
@@ -209,14 +209,14 @@ def make_entries(
         end_batch(2, mine.score)
         scores.own(mine.d_own, mine.score, tx)
         scores.weighed(mine.left, mine.score, mine.w)
-        if not alone:  # includes the decay, so the product needs no scaling
+        if at.gw_s is not None:  # includes the decay, so the product needs no scaling
             lifted.product(mine.dn, by.gwt, by.h_states.moved(entering), 64, P, True)
         same_step(at, mine, held * 3, tx)
         put(at.dmix_s, mine.left, blocks, groups, tx)
-        if alone:  # not earlier, for lack of registers
+        if at.gw_s is None:  # not earlier, for lack of registers
             lifted.product(mine.dn, by.gt, by.h_states.moved(entering), 64, P, True)
         end_batch(0, mine.dn, mine.E, mine.gw, mine.dx)
-        if alone:
+        if at.gw_s is None:
             scales.by_read(mine.dn, at.scalar_s, held * 3, tx)
         edge(mine.E, at.h_s, one * N, at.line_s, t0, tx)
         if loads.ahead > 0:

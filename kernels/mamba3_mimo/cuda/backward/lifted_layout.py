@@ -142,7 +142,8 @@ class WalkTiles:
     x_s: Buffer
     """[M,P]: x."""
     g_s: Buffer
-    """[P,M]: g; gw_s, with two groups, is g times the decay from the chunk's start."""
+    """[P,M]: g; gw_s is g times the decay from the chunk's start, with one group in the memory of k_raw, None if that
+    is a plain tile."""
     gw_s: Buffer
     e_s: Buffer
     """[P,N]: E, in the columns of `panel_column`."""
@@ -191,7 +192,7 @@ class WalkTiles:
 def annotate_tiles(at: WalkTiles, loads: Loads) -> None:
     """Annotate the layouts of tiles for the matrix unit and bulk copies."""
     swizzled = [at.q_s, at.k_s, at.x_s, at.g_s, at.e_s, at.mix_s, at.dmix_s, at.h_s, at.v_s, at.z_s, at.do_s]
-    swizzled += [] if at.gw_s is None else [at.gw_s, at.mixt_s, at.dq_s, at.dk_s]
+    swizzled += [] if at.mixt_s is None else [at.gw_s, at.mixt_s, at.dq_s, at.dk_s]
     swizzled += [at.q_raw, at.k_raw] if loads.two_d else []
     T.annotate_layout({tile: swizzled_lines(tile) for tile in swizzled})
 
@@ -278,7 +279,8 @@ class WalkOperands:
     """Tiles as operands of the matrix unit. With two groups a right operand is the part of the thread's group."""
 
     q: Operand
-    """Whole tile, a left operand; x, xt (transposed), g, gt, gw, gwt, e, dmix, dmixt, h (entering state) likewise."""
+    """Whole tile, a left operand; x, xt (transposed), g, gt, gw, gwt, e, dmix, dmixt, h (entering state) likewise.
+    Without gw_s, gw and gwt have no descriptor."""
     x: Operand
     xt: Operand
     g: Operand
@@ -320,7 +322,7 @@ def make_operands(s: ScanShape, at: WalkTiles, group: Any) -> WalkOperands:
 
     q, k, x, g, e, mix, dmix = map(described, (at.q_s, at.k_s, at.x_s, at.g_s, at.e_s, at.mix_s, at.dmix_s))
     dq, dk = (g, x) if groups == 1 else (described(at.dq_s), described(at.dk_s))
-    gw = None if groups == 1 else described(at.gw_s)
+    gw = None if at.gw_s is None else described(at.gw_s)
     spread = (at.q_s, at.k_s, at.x_s, at.mix_s, at.h_s)
     q_o, k_o, x_o, mix_o, h_o = (
         (q, k, x, mix, described(at.h_s)) if groups == 1 else [described(tile, groups) for tile in spread]
