@@ -1,22 +1,23 @@
-"""Read and write the YAML of a spec.
+"""Read, write and edit the YAML of a spec.
 
 It is read from parser events. Plain scalars follow the YAML 1.2 core schema: `on`, `no`, dates and 1:30 are text, and
 1e-3 is a number. The other formats need no YAML library, so a user's script with a yaml.py beside it can use them.
 """
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from ablate.experiments.design.problems import shown
-from ablate.experiments.design.spec_limits import (
+from ablate.experiments.design.problems import (
     MAX_DEPTH,
     MAX_DIGITS,
     Place,
     duplicate_key,
     refusal,
+    shown,
     too_deep,
     too_many_digits,
 )
@@ -133,3 +134,50 @@ def _scalar(event: Any, path: Place) -> Any:
     if _INT.fullmatch(text):
         return int(text)
     return float(text) if _FLOAT.fullmatch(text) else text
+
+
+def edited(text: str, scalars: Mapping[tuple[str, ...], str]) -> str:
+    """Replace the scalars at the places in a YAML text, whose other lines and comments stay.
+
+    A text that this parser does not read comes back unchanged.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return text
+    try:
+        edits = [(_node_at(root, place), scalar) for place, scalar in scalars.items()]
+    except LookupError:  # an arm had no code of its own
+        return text
+    for node, scalar in sorted(edits, key=lambda edit: -edit[0].start_mark.index):
+        begin, end = node.start_mark.index, _end_of(node)
+        new = scalar + ("\n" if text[begin:end].endswith("\n") else "")
+        text = text[:begin] + new + text[end:]
+    return text
+
+
+def labelled(text: str, wanted: object, added: Mapping[str, str]) -> str:
+    """Return a YAML text with all its labels in one line if some are `added`."""
+    if not added:
+        return text
+    line = json.dumps(wanted, ensure_ascii=False)
+    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)  # `edited` or the reader of the spec has read it
+    node = next((value for key, value in root.value if key.value == "labels"), None)
+    if node is None:
+        return f"{text}{'' if text.endswith(chr(10)) else chr(10)}labels: {line}\n"
+    begin, end = node.start_mark.index, _end_of(node)
+    return text[:begin] + line + ("\n" if text[begin:end].endswith("\n") else "") + text[end:]
+
+
+def _end_of(node: Any) -> int:
+    """Return where a node ends; a mapping without braces ends with its last value, before comments."""
+    if isinstance(node, yaml.MappingNode) and not node.flow_style:
+        node = node.value[-1][1]
+    return int(node.end_mark.index)
+
+
+def _node_at(node: Any, place: Sequence[str]) -> Any:
+    for name in place:
+        entries = node.value if isinstance(node, yaml.MappingNode) else ()
+        node = {key.value: value for key, value in entries}[name]
+    return node

@@ -168,9 +168,10 @@ def _with_digests(
     if "yaml" not in content_type:
         return json.dumps(wanted).encode(), "application/json"
     from ablate.experiments.design.spec_yaml import (
+        edited,
+        labelled,
         spec_yaml,  # lazy: a yaml.py beside a user's script hides the library
     )
-    from ablate.experiments.records.spec_edits import edited, labelled
 
     archives = {place: f'{{{ARCHIVE}: "{digest}"}}' for place, digest in digests.items()}
     text = labelled(edited(content.decode(), archives), wanted.get("labels"), labels)
