@@ -299,7 +299,7 @@ def make_output_gate(
             z32 = f32(staged.z_s[one * C + i % C, p]) if s.gated else 0.0
             half_u = z32 * weights.half_zeta_s[i // C, p] if s.gated else 0.0
             bent = scalar.bent(half_u) if s.gated else 0.0
-            through = scalar.gated_gradient(d32, half_u, bent) if s.gated else None
+            through = scalar.gated_gradient(d32, half_u, bent)
             gated = through.silu if s.gated else d32
             if s.reduced:
                 sums.phi_acc[fold(i), p] += gated * acc.y[i, p]
