@@ -51,8 +51,12 @@ def seal(unsealed: Document) -> Document:
 
 
 def seal_problem(document: BaseModel) -> str | None:
-    """Return "was altered: ..." when the digest does not fit the content, else None."""
-    stored, expected = dict(document)["digest"], content_digest(document)
+    """Return "was altered: ..." when the digest does not fit the content, or nothing could; else None."""
+    stored = dict(document)["digest"]
+    try:
+        expected = content_digest(document)
+    except ValueError as error:  # an infinite number, or half of a character
+        return f"was altered: its content has no digest: {error}"
     if stored == expected:
         return None
     return f"was altered: its digest is {stored}, the content gives {expected}"
