@@ -12,6 +12,7 @@ from typing import Any
 
 import tilelang.language as T
 from tilelang import PassConfigKey
+from tilelang.layout import make_swizzled_layout
 
 from ablate.kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from ablate.kernels.mamba3_mimo.cuda.backward import gradients_lifted, groups
@@ -21,7 +22,6 @@ from ablate.kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums, p
 from ablate.kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
 from ablate.kernels.mamba3_mimo.cuda.pieces import tiles
 from ablate.kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
-from ablate.kernels.mamba3_mimo.cuda.pieces.matrices import swizzled_lines
 from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
 from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
 from ablate.kernels.mamba3_mimo.cuda.shape import SHARED_LIMIT, ScanShape, Variant
@@ -166,7 +166,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             psi_acc, zeta_acc, phi_acc = (T.alloc_fragment((sum_rows, P), F32) for _ in range(3))
             dq_bias, dk_bias = T.alloc_fragment((R, N), F32), T.alloc_fragment((R, N), F32)
             swizzled = (q_raw, k_raw) if loads.two_d else ()
-            T.annotate_layout({tile: swizzled_lines(tile) for tile in (*swizzled, v_s, z_s, do_s)})
+            T.annotate_layout({tile: make_swizzled_layout(tile) for tile in (*swizzled, v_s, z_s, do_s)})
             tensors = groups.Given(q=q, k=k, v=v_, z=z, do=d_out, cs=cs, lc=lc, sk=sk, gm=gm, states=states, psiv=psiv)
             written = groups.Written(
                 dqh=dqh, dkh=dkh, dv=dv, dz=dz, dtheta=dtheta, row_q=row_q, row_k=row_k, same=same, diag=diag,
