@@ -21,7 +21,7 @@ def _processes_of(home: Path) -> list[str]:
             continue
         try:
             environment = (process / "environ").read_bytes().split(b"\0")
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         if f"ABLATE_HOME={home}".encode() in environment and command:

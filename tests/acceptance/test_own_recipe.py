@@ -30,7 +30,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder / "own", with_pip=False)
     interpreter = folder / "own" / "bin" / "python"
     (site,) = (folder / "own").glob("lib/python*/site-packages")
-    site.joinpath("ablate.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n", encoding="utf-8")
+    site.joinpath("ablate.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT / 'src'}\n", encoding="utf-8")
     install = ["-m", "pip", "--python", str(interpreter), "install", "--no-deps", "--no-build-isolation", str(source)]
     subprocess.run([sys.executable, *install], check=True, capture_output=True, timeout=LIMIT_S)
     return interpreter

@@ -22,6 +22,7 @@ from ablate.workers.paths import Usage
 from ablate.workers.processes.guardian import Guardian
 from ablate.workers.processes.runner import TrialRunner
 from ablate.workers.processes.wake_event import WakeEvent
+from tests.architecture.pages import ROOT
 from tests.integration.attacker import order_of, server
 from tests.integration.ordinary_user import NOBODY, become_ordinary
 
@@ -43,6 +44,7 @@ def answers_as(home: Path, probes: str, *, ordinary: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.integration.reach", str(home)]
     begin = become_ordinary if ordinary else None
     environment = {**environment_with_packages(), "HOME": str(home)}
+    environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), environment["PYTHONPATH"]))  # of this program
     done = subprocess.run(
         command, cwd=home, env=environment, preexec_fn=begin, capture_output=True, text=True, check=False
     )
