@@ -15,16 +15,22 @@ if TYPE_CHECKING:
 def word_of(comparison: Comparison, primary: "Primary") -> VerdictWord:
     """Return the verdict of the samples.
 
-    Better or worse: the difference is significant after correction, and the estimate exceeds the margin. Same: proved
-    to lie within the margin after correction. Otherwise inconclusive.
+    Better or worse: the whole interval lies beyond the margin. Same: proved to lie within the margin after correction.
+    Otherwise inconclusive.
     """
-    gain = gain_pct(comparison)
-    if comparison.p_holm <= comparison.alpha and abs(gain) > primary.margin_pct:
-        return VerdictWord.BETTER if gain > 0 else VerdictWord.WORSE
+    if _beyond_margin(comparison, primary):
+        return VerdictWord.BETTER if gain_pct(comparison) > 0 else VerdictWord.WORSE
     return VerdictWord.SAME if comparison.p_same <= comparison.alpha else VerdictWord.INCONCLUSIVE
 
 
-def beyond_margin(comparison: Comparison, primary: "Primary") -> bool:
+def open_cause(comparison: Comparison) -> Cause:
+    """Return what is known of a change that is proved neither beyond the margin nor within it."""
+    if comparison.p_holm > comparison.alpha:
+        return Cause.NOT_PROVED
+    return Cause.ABOVE_ZERO if gain_pct(comparison) > 0 else Cause.BELOW_ZERO
+
+
+def _beyond_margin(comparison: Comparison, primary: "Primary") -> bool:
     """Return whether the whole interval lies beyond the margin."""
     return comparison.ci_low_pct > primary.margin_pct or comparison.ci_high_pct < -primary.margin_pct
 
@@ -55,12 +61,22 @@ def _why(word: VerdictWord, comparison: Comparison, primary: "Primary") -> str:
     margin = f"the margin of {primary.margin_pct:.4g} %"
     if word is VerdictWord.SAME:
         return f"proved to lie within {margin} by two one-sided tests (p {comparison.p_same:.2g})"
-    if word is VerdictWord.INCONCLUSIVE:
-        return f"neither a difference nor sameness within {margin} is proved"
-    if beyond_margin(comparison, primary):
+    if word is not VerdictWord.INCONCLUSIVE:
         return f"{word} by more than {margin}, the whole interval lies beyond it"
-    proof = f"different from zero (p {comparison.p_holm:.2g})"
-    return f"{word}: {proof}, the estimate is beyond {margin}, the whole interval is not"
+    cause = open_cause(comparison)
+    if cause is Cause.NOT_PROVED:
+        return f"neither a difference nor sameness within {margin} is proved"
+    return f"{cause} of {primary.margin_pct:.4g} % (p {comparison.p_holm:.2g} that it is zero)"
+
+
+FEW_SEEDS = 12
+"""Seeds below which the first line on a loss says what they cannot exclude."""
+
+
+def bad_runs(seeds: int) -> str:
+    """Say what share of bad runs so many seeds without one cannot exclude, at 95 %."""
+    share = 1 - 0.05 ** (1 / seeds)
+    return f"{seeds} seeds do not exclude that up to {share:.0%} of this arm's runs end far worse than these"
 
 
 _DECISIONS = {
@@ -89,10 +105,11 @@ class Answer:
     """Which blocks are missing, if that is the cause."""
 
 
-def as_measured(word: VerdictWord, reason: str) -> Answer:
-    """Return the answer that publishes the verdict of the samples."""
-    cause = Cause.NOT_PROVED if word is VerdictWord.INCONCLUSIVE else None
-    return Answer(measured=word, published=word, cause=cause, reason=reason)
+def as_measured(word: VerdictWord, reason: str, cause: Cause = Cause.NOT_PROVED) -> Answer:
+    """Return the answer that publishes the verdict of the samples; `cause` is for an inconclusive one."""
+    return Answer(
+        measured=word, published=word, cause=cause if word is VerdictWord.INCONCLUSIVE else None, reason=reason
+    )
 
 
 def undecided(cause: Cause, reason: str) -> Answer:
@@ -103,8 +120,9 @@ def undecided(cause: Cause, reason: str) -> Answer:
 
 
 def capped(answer: Answer, cause: Cause, reason: str | None) -> Answer:
-    """Publish `inconclusive` instead if there is a `reason`; the samples' verdict is kept."""
-    if reason is None or answer.published is VerdictWord.INCONCLUSIVE:
+    """Publish `inconclusive` instead of what the samples prove if there is a `reason`; their verdict is kept."""
+    proves = answer.published is not VerdictWord.INCONCLUSIVE or answer.cause in (Cause.ABOVE_ZERO, Cause.BELOW_ZERO)
+    if reason is None or not proves:
         return answer
     why = f"{cause}: {reason}; the samples say '{answer.measured}': {answer.reason}"
     return Answer(measured=answer.measured, published=VerdictWord.INCONCLUSIVE, cause=cause, reason=why)
@@ -117,14 +135,9 @@ def with_broken_requirements(answer: Answer, requirements: Sequence[RequirementR
 
 
 def adopt_or_reject(comparison: Comparison | None, rule: "Primary") -> Decision:
-    """Return the decision on a better variant that meets every requirement.
-
-    `adopt` needs an estimate from the threshold on, and the whole interval beyond the margin: a true effect at the
-    margin is adopted as rarely as the level says, not in half of all cases. Without the second, nothing is decided.
-    """
-    if comparison is None or gain_pct(comparison) < rule.threshold_pct:
-        return Decision.REJECT
-    return Decision.ADOPT if beyond_margin(comparison, rule) else Decision.INCONCLUSIVE
+    """Return the decision on a better variant that meets every requirement: its estimate must reach the threshold."""
+    enough = comparison is not None and gain_pct(comparison) >= rule.threshold_pct
+    return Decision.ADOPT if enough else Decision.REJECT
 
 
 def decide(word: VerdictWord, when_met: Decision, requirements: Sequence[RequirementResult]) -> Decision:

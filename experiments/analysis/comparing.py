@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -31,7 +31,7 @@ from ablate.experiments.design.metrics import (
     THROUGHPUT,
     WINDOW_METRICS,
 )
-from ablate.experiments.design.power import FEWEST_BLOCKS, detectable_per_sd
+from ablate.experiments.design.power import FEWEST_BLOCKS, ONE_LOOK, Look, detectable_per_sd
 from ablate.experiments.design.spec_values import Difference
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.receipts import Receipt, read_named
@@ -104,11 +104,17 @@ class Levels:
     family: int
     """Number of planned variants."""
     alphas: Mapping[str, float]
-    """Two-sided level of each variant's question at this asking and look."""
+    """Two-sided level of each variant's question at this asking, over all looks."""
     margin_pct: float
+    looks: Mapping[str, Look] = field(default_factory=dict)
+    """The look of each variant; without one there is one look."""
     dependence: Dependence = INDEPENDENT
     better: Literal["higher", "lower"] | None = None
     """Direction of improvement of a declared metric."""
+
+    def look_of(self, arm: str) -> Look:
+        """Return the look at which a variant is judged."""
+        return self.looks.get(arm, ONE_LOOK)
 
 
 def sample_of(evidence: Evidence, metric: str, target: Difference | None = None) -> Sample | None:
@@ -255,10 +261,10 @@ def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[
         arm: tuple(sample.scale.natural(sign * levels.margin_pct) for sign in (-1, 1))
         for arm, sample in samples.items()
     }
-    different = _corrected([one.p_different() for one in fits.values()], levels)
-    same = _corrected([one.p_same(*margins[arm]) for arm, one in fits.items()], levels)
+    different = _corrected([levels.look_of(arm).overall(one.p_different()) for arm, one in fits.items()], levels)
+    same = _corrected([levels.look_of(arm).overall(one.p_same(*margins[arm])) for arm, one in fits.items()], levels)
     return {
-        arm: _comparison(metric, samples[arm], one, levels.alphas[arm], _Tests(levels, p_different, p_same))
+        arm: _comparison(metric, samples[arm], one, arm, _Tests(levels, p_different, p_same))
         for (arm, one), p_different, p_same in zip(fits.items(), different, same, strict=True)
     }
 
@@ -274,11 +280,11 @@ class _Tests:
     p_same: float
 
 
-def _comparison(metric: str, sample: Sample, fitted: Fit, alpha: float, tests: _Tests) -> Comparison:
-    family, margin, window = tests.levels.family, tests.levels.margin_pct, sample.window
-    percent = sample.scale.percent
-    low, high = (percent(float(end)) for end in fitted.interval(alpha / family))
-    tost_low, tost_high = (percent(float(end)) for end in fitted.interval(2 * alpha / family))
+def _comparison(metric: str, sample: Sample, fitted: Fit, arm: str, tests: _Tests) -> Comparison:
+    margin, window, alpha = tests.levels.margin_pct, sample.window, tests.levels.alphas[arm]
+    percent, level = sample.scale.percent, tests.levels.look_of(arm).level(alpha / tests.levels.family)
+    low, high = (percent(float(end)) for end in fitted.interval(level))
+    tost_low, tost_high = (percent(float(end)) for end in fitted.interval(2 * level))
     delta = percent(float(fitted.mean))
     if tests.p_different <= alpha:
         low, high = (max(low, 0.0), high) if delta > 0 else (low, min(high, 0.0))
@@ -303,7 +309,7 @@ def _comparison(metric: str, sample: Sample, fitted: Fit, alpha: float, tests: _
         sd_pct=100 * sd,
         widened=widened,
         place_pct=percent(float(fitted.slope)),
-        mde_pct=percent(detectable_per_sd(fitted.blocks, level=alpha / family) * sd * widened + fitted.bias),
+        mde_pct=percent(detectable_per_sd(fitted.blocks, level=level) * sd * widened + fitted.bias),
         bias_pct=None if sample.bias is None else percent(sample.bias),
         differences_pct=tuple(percent(difference) for difference in sample.differences),
         better=tests.levels.better,

@@ -1,5 +1,9 @@
 """Declared metrics: numbers that a program reports, and values of theirs that no test of a ratio can judge."""
 
+from collections.abc import Sequence
+from functools import reduce
+from itertools import pairwise
+
 from ablate.experiments.analysis.evidence import Evidence
 from ablate.experiments.analysis.statistics import MOST_APART, log_of_ratio
 from ablate.experiments.block_numbers import block_name
@@ -53,3 +57,41 @@ def one_value(evidence: Evidence, name: str) -> str | None:
         if len(set(own)) == 1:
             return f"arm '{arm}' reports {name} {own[0]:g} with every seed, so its blocks repeat one run"
     return None
+
+
+_WHOLE = 1e-6
+"""Share of the range of values that counts as no difference."""
+
+
+def step_above(evidence: Evidence, name: str, margin: float) -> str | None:
+    """Say that a loss or a declared metric comes in steps above `margin`, a share of the baseline's mean; or None."""
+    if name in METRICS and name not in LOSS_METRICS:
+        return None
+    arms = [[read_named(name, one) for one in own] for own in zip(*_receipts(evidence), strict=True)]
+    step = step_of([value for own in arms for value in own if value is not None])
+    base = [value for value in arms[1] if value is not None] if arms else []
+    if step is None or not base or step <= margin * abs(sum(base) / len(base)):
+        return None
+    return f"{name} comes in steps of {step:g}, and no difference below a step shows"
+
+
+def _receipts(evidence: Evidence) -> list[tuple[Receipt, Receipt]]:
+    return [(pair.variant, pair.baseline) for pair in evidence.pairs]
+
+
+def step_of(values: Sequence[float]) -> float | None:
+    """Return the largest step of which all gaps between values are multiples; None if too few values show one."""
+    distinct = sorted(set(values))
+    gaps = [high - low for low, high in pairwise(distinct)]
+    if not gaps or (len(gaps) == 1 and len(values) == len(distinct)):
+        return None
+    least = _WHOLE * (distinct[-1] - distinct[0])
+    return reduce(lambda one, other: _common_divisor(one, other, least), gaps)
+
+
+def _common_divisor(one: float, other: float, least: float) -> float:
+    """Return the greatest common divisor of two lengths by Euclid's method; less than `least` counts as nothing."""
+    while other > least:
+        rest = one % other
+        one, other = other, min(rest, other - rest)
+    return one

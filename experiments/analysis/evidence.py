@@ -21,6 +21,7 @@ from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.arms import Arm
 from ablate.experiments.design.gate import Claim
 from ablate.experiments.design.plan import BlockPlan, Plan
+from ablate.experiments.design.spec import MIN_BLOCKS
 from ablate.experiments.errors import ReceiptError
 from ablate.experiments.outcomes import Outcome, VerdictWord
 from ablate.experiments.records.receipts import Receipt, read_named
@@ -74,6 +75,8 @@ class Evidence:
     receipts: tuple[Receipt, ...]
     """The variant's receipts in block order."""
     pairs: tuple[Pair, ...]
+    lost: tuple[Pair, ...]
+    """Blocks that do not count because the baseline alone did not measure, if they are few."""
     exclusion: Exclusion | None
     no_baseline: str | None
     """How the baseline ended, if there is nothing to compare with."""
@@ -140,7 +143,9 @@ class WholeBlocks:
 
 def evidence_of(arm: Arm, whole: WholeBlocks) -> Evidence:
     """Return the evidence on the variant `arm`."""
-    pairs = whole.pairs(arm.name)
+    every = whole.pairs(arm.name)
+    lost = _lost_baselines(every)
+    pairs = tuple(pair for pair in every if pair not in lost)
     claim = weakest_claim(arm, whole.plan.baseline)
     exclusion = _excluded_by_outcome(pairs) or _excluded_by_guards(pairs, whole) or _excluded_by_claim(pairs, claim)
     return Evidence(
@@ -148,9 +153,25 @@ def evidence_of(arm: Arm, whole: WholeBlocks) -> Evidence:
         claim=claim,
         receipts=whole.of(arm.name),
         pairs=pairs,
+        lost=lost,
         exclusion=exclusion,
         no_baseline=_without_baseline(pairs),
     )
+
+
+_KEPT_FOR_ONE = 6
+"""Blocks of which one may be lost with its baseline."""
+
+
+def _lost_baselines(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+    """Return the blocks in which the baseline alone did not measure; none if they are many or too few others remain."""
+    lost = tuple(
+        pair
+        for pair in pairs
+        if pair.baseline.outcome is not Outcome.MEASURED and pair.variant.outcome is Outcome.MEASURED
+    )
+    few = _KEPT_FOR_ONE * len(lost) <= len(pairs) and len(pairs) - len(lost) >= MIN_BLOCKS
+    return lost if few else ()
 
 
 def _without_baseline(pairs: Sequence[Pair]) -> str | None:

@@ -12,7 +12,7 @@ import scipy
 from ablate.experiments.analysis.comparing import Sample
 from ablate.experiments.analysis.evidence import Evidence, Pair, WholeBlocks
 from ablate.experiments.analysis.sample_checks import spread_ratio
-from ablate.experiments.analysis.statistics import Array, Fit, log_ratio, percent
+from ablate.experiments.analysis.statistics import Array, Fit, fit, log_ratio, percent
 from ablate.experiments.outcomes import VerdictWord
 
 LEVEL = 0.05
@@ -83,12 +83,24 @@ def explained_by_carry_over(
     return None if tested is None or holds(word, tested.fit, rule) else tested.in_words()
 
 
+def said_by_median(word: VerdictWord, sample: Sample, rule: WordTests, widening: float) -> bool:
+    """Return whether the median steps of the windows, which stalls do not move, give the same word as the totals."""
+    if sample.window is None:
+        return True
+    fitted = fit(sample.window.by_median, sample.places).widened(widening)
+    if word is VerdictWord.INCONCLUSIVE:
+        return not any(holds(one, fitted, rule) for one in (VerdictWord.BETTER, VerdictWord.SAME))
+    other_way = float(fitted.mean) * float(sample.fit().mean) < 0 and word is not VerdictWord.SAME
+    return holds(word, fitted, rule) and not other_way
+
+
 def holds(word: VerdictWord, fitted: Fit, rule: WordTests) -> bool:
     """Return whether a fit proves a change beyond the margin, or sameness, in accordance with `word`."""
     low, high = log_ratio(-rule.margin_pct), log_ratio(rule.margin_pct)
     if word is VerdictWord.SAME:
         return bool(fitted.p_same(low, high) <= rule.level)
-    return bool(fitted.p_different() <= rule.level) and not low <= float(fitted.mean) <= high
+    ends = fitted.interval(rule.level)
+    return bool(ends[0] > high or ends[1] < low)
 
 
 def carry_over(sample: Sample, after: Sequence[int]) -> CarryOver | None:

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
 from ablate.experiments.analysis.answer import (
+    FEW_SEEDS,
     Answer,
     adopt_or_reject,
     as_measured,
-    beyond_margin,
+    bad_runs,
     capped,
     decide,
     gain_pct,
+    open_cause,
     sentence,
     undecided,
     with_broken_requirements,
@@ -21,18 +23,25 @@ from ablate.experiments.analysis.answer import (
 from ablate.experiments.analysis.arm_summary import largest_micro_batch, summarise_arm
 from ablate.experiments.analysis.comparing import Dependence, Levels, Sample, baseline_mean, compare, sample_of
 from ablate.experiments.analysis.curves import off_the_curves
-from ablate.experiments.analysis.declared import no_ratio, one_value
-from ablate.experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
+from ablate.experiments.analysis.declared import no_ratio, one_value, step_above
+from ablate.experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
 from ablate.experiments.analysis.exact import ExactResult, judge_exactly, not_exact
-from ablate.experiments.analysis.influences import WordTests, explained_by_carry_over, influences
+from ablate.experiments.analysis.influences import WordTests, explained_by_carry_over, influences, said_by_median
 from ablate.experiments.analysis.noise.calibrate import aa_blocks_of
 from ablate.experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
 from ablate.experiments.analysis.programs import costs_of, kernel_note, other_tokens, program_notes, step_kernels
 from ablate.experiments.analysis.requirements import judge_requirement, result_of
-from ablate.experiments.analysis.sample_checks import noise_differs, noisier, spreads_differ, stalls_differ
+from ablate.experiments.analysis.sample_checks import (
+    estimates_apart,
+    noise_differs,
+    noisier,
+    spreads_differ,
+    stalls_differ,
+)
 from ablate.experiments.analysis.statistics import count_flip_p, dependence_of
 from ablate.experiments.analysis.verdicts import (
     NOT_OBSERVED,
+    OPEN,
     Cause,
     Comparison,
     Costs,
@@ -56,9 +65,9 @@ from ablate.experiments.design.metrics import (
     WINDOW_METRICS,
 )
 from ablate.experiments.design.plan import Plan
-from ablate.experiments.design.power import level_shares
+from ablate.experiments.design.power import Look
 from ablate.experiments.design.rule import LOAD_LEVEL, blocks_for_rarest_event, rule_digest, rule_of
-from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec, Blocks
+from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.design.verdict_rule import Primary, Requirement
 from ablate.experiments.documents import seal
 from ablate.experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
@@ -87,6 +96,7 @@ _FROM_OUTSIDE = frozenset({FailureClass.INVALID_MEASUREMENT, FailureClass.DISTUR
 """Failures that usually come from outside: a guard, or others' load."""
 _CUT_SHORT = (Outcome.TIMEOUT, Outcome.OOM, Outcome.FAILED)
 """Outcomes of trials that did not finish."""
+_GOOD = (VerdictWord.BETTER, VerdictWord.SAME)
 _NAMED_EARLIER = 3
 """Earlier askings that a note names."""
 _WORTH_A_NOTE = 1.005
@@ -181,6 +191,7 @@ class _Judge:
                 family=len(self._plan.variants),
                 alphas={one.arm.name: self._alpha(one) for one in evidence},
                 margin_pct=self.primary.margin_pct,
+                looks={one.arm.name: self._look(one) for one in evidence},
                 dependence=self._dependence,
                 better=self._better.get(metric),
             )
@@ -190,12 +201,14 @@ class _Judge:
         return by_place
 
     def _alpha(self, evidence: Evidence) -> float:
-        number = self._circumstances.family.number_of(evidence.arm.name)
-        return self._spec.verdict.level_of(number) * _share_at(self._spec.design.blocks, len(evidence.pairs))
+        return self._spec.verdict.level_of(self._circumstances.family.number_of(evidence.arm.name))
+
+    def _look(self, evidence: Evidence) -> Look:
+        return self._spec.design.blocks.look_at(len(evidence.pairs))
 
     def _level(self, evidence: Evidence) -> float:
-        """Return the two-sided level of one variant after Bonferroni's correction."""
-        return self._alpha(evidence) / len(self._plan.variants)
+        """Return the two-sided level of one variant at its look, after Bonferroni's correction."""
+        return self._look(evidence).level(self._alpha(evidence) / len(self._plan.variants))
 
     def _sample(self, evidence: Evidence) -> Sample | None:
         return sample_of(evidence, self.primary.metric, self.primary.target)
@@ -232,7 +245,6 @@ class _Judge:
             verdict=answer.published,
             measured=answer.measured,
             cause=answer.cause,
-            beyond_margin=primary is not None and beyond_margin(primary, rule),
             reason=answer.reason,
             missing=answer.missing,
             other_work=other,
@@ -253,7 +265,9 @@ class _Judge:
                 *not_exact_notes,
                 *(exact.notes if exact else self._notes(answer, primary, chances)),
                 *(self._influences(evidence) if primary is not None else ()),
+                *(self._both_estimates(answer, evidence) if primary is not None else ()),
                 *program_notes(evidence, rule.metric),
+                *_lost_notes(evidence),
                 *([kernel_note(kernels)] if kernels else []),
                 *self._family_notes(name),
             ),
@@ -271,6 +285,15 @@ class _Judge:
         if exclusion is not None or not losses:
             return None
         return costs_of(evidence) if evidence.claim is Claim.CHANGES_MODEL else None
+
+    def _both_estimates(self, answer: Answer, evidence: Evidence) -> Iterator[str]:
+        """Yield that stalls differ, or that total and median are further apart than the margin, beside a word."""
+        sample = self._sample(evidence)
+        if sample is None or sample.window is None or answer.cause is Cause.STALLS:
+            return
+        stalls = stalls_differ(sample, self.primary.margin_pct) or estimates_apart(sample, self.primary.margin_pct)
+        if stalls is not None:
+            yield f"{stalls}; both estimates give the same word"
 
     def _influences(self, evidence: Evidence) -> Iterator[str]:
         sample = self._sample(evidence)
@@ -304,7 +327,7 @@ class _Judge:
     ) -> Answer:
         if exclusion is not None:
             return as_measured(exclusion.word, exclusion.reason)
-        absent = _missing(self._spec, evidence.pairs, self._circumstances)
+        absent = _missing(self._spec, evidence, self._circumstances)
         no_number = no_ratio(evidence, self.primary.metric)
         cause = Cause.NO_RATIO if no_number else Cause.TARGET
         rule = self.primary
@@ -318,16 +341,21 @@ class _Judge:
         sample = self._sample(evidence)
         if sample is None:
             raise AssertionError("a comparison without a sample")
+        word, tests = word_of(primary, self.primary), self._tests(evidence)
         stalls = stalls_differ(sample, self.primary.margin_pct)
-        if stalls is not None:
+        if stalls is not None and not said_by_median(word, sample, tests, self._dependence.widening(sample)):
             return undecided(Cause.STALLS, stalls)
-        word = word_of(primary, self.primary)
-        answer = as_measured(word, sentence(word, primary, self.primary))
+        reason = sentence(word, primary, self.primary)
+        if primary.baseline is not None and primary.blocks < FEW_SEEDS and word in _GOOD:
+            reason = f"{reason}; {bad_runs(primary.blocks)}"
+        answer = as_measured(word, reason, open_cause(primary))
         answer = capped(answer, Cause.OTHER_WORK, other)
         answer = capped(answer, Cause.ONE_VALUE, one_value(evidence, self.primary.metric))
+        if word is VerdictWord.SAME:
+            margin = self.primary.margin_pct / 100
+            answer = capped(answer, Cause.COARSE, step_above(evidence, self.primary.metric, margin))
         over_seeds = self.primary.over_seeds or self.primary.metric in self._better
         answer = capped(answer, Cause.SPREADS, spreads_differ(sample, over_seeds=over_seeds))
-        tests = WordTests(level=self._level(evidence), margin_pct=self.primary.margin_pct)
         carried = explained_by_carry_over(evidence, self._whole, sample, answer.published, tests)
         answer = capped(answer, Cause.CARRY_OVER, carried)
         answer = capped(answer, Cause.RARE_EVENTS, self._too_few_for_events(primary))
@@ -339,6 +367,9 @@ class _Judge:
         refused = self._circumstances.admission.refused_because  # only times have the noise that A/A blocks show
         return capped(answer, Cause.UNCALIBRATED, refused if self.primary.timed else None)
 
+    def _tests(self, evidence: Evidence) -> WordTests:
+        return WordTests(level=self._level(evidence), margin_pct=self.primary.margin_pct)
+
     def _too_few_for_events(self, primary: Comparison) -> str | None:
         needed, share = blocks_for_rarest_event(self._spec), self._spec.verdict.rarest_event
         if needed is None or primary.blocks >= needed:
@@ -347,7 +378,7 @@ class _Judge:
         return f"events in {share:g} % of one arm's runs need {needed:,} {runs}, {primary.blocks:,} counted"
 
     def _chances(self, arm: str, answer: Answer, primary: Comparison | None) -> dict[int, float]:
-        if answer.cause is not Cause.NOT_PROVED or primary is None or self._coarse(primary):
+        if answer.cause not in OPEN or primary is None or self._coarse(primary):
             return {}
         level = self._spec.verdict.level_of(self._circumstances.family.number_of(arm) + 1) / len(self._plan.variants)
         return chances_of(primary, level=level, margin_pct=self.primary.margin_pct)
@@ -359,17 +390,12 @@ class _Judge:
     def _adopts(self, primary: Comparison | None) -> Decision:
         return adopt_or_reject(primary, self.primary)
 
-    def _open_adoption(self, answer: Answer, primary: Comparison | None) -> bool:
-        if primary is None or answer.measured is not VerdictWord.BETTER:
-            return False
-        return not beyond_margin(primary, self.primary)
-
     def _notes(self, answer: Answer, primary: Comparison | None, chances: Mapping[int, float]) -> Iterator[str]:
         threshold = self.primary.threshold_pct
+        if primary is not None and primary.baseline is not None and answer.measured in _GOOD:
+            yield from [] if primary.blocks < FEW_SEEDS else [bad_runs(primary.blocks)]
         if primary is not None and answer.measured is VerdictWord.BETTER and gain_pct(primary) < threshold:
             yield f"better by {gain_pct(primary):.2f} %, below the {threshold:.4g} % from which the rule adopts"
-        elif self._open_adoption(answer, primary):
-            yield f"not adopted: the interval is not beyond the margin of {self.primary.margin_pct:.4g} %"
         if primary is not None and chances and max(chances.values()) < ENOUGH:
             yield f"no number of blocks up to {most_blocks(primary)} would answer this with a chance of {ENOUGH:.0%}"
         if primary is not None and primary.bias_pct is not None:
@@ -397,20 +423,24 @@ class _Judge:
             yield f"asking {number} of this question{level}; before it: {named}"
 
 
-def _share_at(blocks: Blocks, counted: int) -> float:
-    """Return the share of the significance level at the last look reached; before the first look its share."""
-    looks = blocks.schedule
-    reached = [share for look, share in zip(looks, level_shares(looks), strict=True) if look <= counted]
-    return reached[-1] if reached else level_shares(looks)[0]
+def _lost_notes(evidence: Evidence) -> Iterator[str]:
+    """Yield which blocks do not count because the baseline failed."""
+    if evidence.lost:
+        blocks, first = sorted(pair.block_index for pair in evidence.lost), evidence.lost[0].baseline
+        one = len(blocks) == 1
+        where = f"block{'' if one else 's'} {block_list(blocks)} {'does' if one else 'do'} not count"
+        yield f"{where}: the baseline did not measure ({first.outcome}: {first.message})"
 
 
-def _missing(spec: AblationSpec, pairs: Sequence[Pair], circumstances: Circumstances) -> str | None:
+def _missing(spec: AblationSpec, evidence: Evidence, circumstances: Circumstances) -> str | None:
     """Return which blocks are missing and why; None if the blocks that count are the first ones up to a look.
 
-    Blocks that others' load spoiled at every attempt are not missing if enough others count.
+    Blocks that others' load spoiled at every attempt, or that were lost with their baseline, are not missing if enough
+    others count.
     """
-    looks, counted = spec.design.blocks.schedule, sorted(pair.block_index for pair in pairs)
+    looks, counted = spec.design.blocks.schedule, sorted(pair.block_index for pair in evidence.pairs)
     spoiled = _spoiled(circumstances) if len(counted) >= MIN_BLOCKS else frozenset()
+    spoiled |= {pair.block_index for pair in evidence.lost}
     if any(counted == [index for index in range(look) if index not in spoiled] for look in looks):
         return None
     due = next((look for look in looks if not counted or look > counted[-1]), looks[-1])

@@ -11,7 +11,7 @@ from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.prediction import Conditions, chance_with_more, estimate_of
 from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, unit_of_shares
 from ablate.experiments.design.plan import Plan
-from ablate.experiments.design.power import level_shares
+from ablate.experiments.design.power import Look
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.outcomes import VerdictWord
 from ablate.experiments.records.circumstances import Circumstances
@@ -83,10 +83,12 @@ def _chance(variant: VariantVerdict, spec: AblationSpec, blocks: int, level: flo
     estimate = None if compared is None else estimate_of(compared)
     if estimate is None or compared is None:
         return 1.0
-    later = zip(spec.design.blocks.schedule, level_shares(spec.design.blocks.schedule), strict=True)
+    schedule = spec.design.blocks.schedule
     margin = spec.verdict.primary.in_percent(unit_of_shares(compared.baseline)).margin_pct
     return max(
-        chance_with_more(estimate, Conditions(level=level * share, margin_pct=margin), more=size - blocks)
-        for size, share in later
+        chance_with_more(
+            estimate, Conditions(level=Look(schedule, number).level(level), margin_pct=margin), more=size - blocks
+        )
+        for number, size in enumerate(schedule)
         if size > blocks
     )

@@ -98,7 +98,7 @@ def _answered(scale: Scale, mean: Array, sd: Array, size: int, conditions: Condi
     """Return the share of the draws that give an answer."""
     se = sd / np.sqrt(size)
     low, high = scale.natural(-conditions.margin_pct), scale.natural(conditions.margin_pct)
-    beyond = (mean < low) | (mean > high)
-    different = np.abs(mean) > scipy.special.stdtrit(size - 2, 1 - conditions.level / 2) * se
+    reach = scipy.special.stdtrit(size - 2, 1 - conditions.level / 2) * se
+    beyond = (mean + reach < low) | (mean - reach > high)
     same = np.minimum(mean - low, high - mean) > scipy.special.stdtrit(size - 2, 1 - conditions.level) * se
-    return float(np.mean((different & beyond) | same))
+    return float(np.mean(beyond | same))

@@ -178,7 +178,7 @@ def _compared_losses(requirement: Requirement, values: PublishedValues) -> tuple
         return None, f"{mean:+.4f} nats from {runs} of each arm: a test needs {MIN_PROVING_SEEDS} seeds"
     baseline = sum(base for base, _ in values.pairs) / len(gaps)
     sample = Sample(differences=tuple(gap / baseline for gap in gaps), places=(0,) * len(gaps), baseline=baseline)
-    return proved(sample, bound, "lower", alpha_of(1), unit=METRICS[requirement.metric].unit)
+    return proved(sample, bound, "lower", alpha_of(1), metric=requirement.metric)
 
 
 def _identical(values: PublishedValues) -> tuple[bool, str]:

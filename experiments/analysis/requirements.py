@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from ablate.experiments.analysis.answer import bad_runs
 from ablate.experiments.analysis.comparing import INDEPENDENT, Dependence, Sample, paired_sample, sample_of
 from ablate.experiments.analysis.curves import off_the_curves
 from ablate.experiments.analysis.declared import no_ratio, one_value
@@ -15,7 +16,7 @@ from ablate.experiments.analysis.evidence import Evidence, Pair
 from ablate.experiments.analysis.statistics import Fit
 from ablate.experiments.analysis.verdicts import RequirementResult, unit_of_shares
 from ablate.experiments.block_numbers import block_name
-from ablate.experiments.design.metrics import METRICS, SEED_METRICS, TIMED_METRICS, find_metric
+from ablate.experiments.design.metrics import LOSS_METRICS, METRICS, SEED_METRICS, TIMED_METRICS, find_metric
 from ablate.experiments.design.plan import is_resident
 from ablate.experiments.design.power import MAX_BLOCKS, POWER, blocks_to_detect
 from ablate.experiments.design.spec_values import Difference
@@ -74,7 +75,7 @@ def _judge_by_test(
         return result_of(requirement, None, no_ratio(evidence, name) or f"{few} with this number are too few")
     metric = find_metric(name, evidence.arm.config.declared)
     better = (metric and metric.better) or "lower"
-    passed, detail = proved(sample, bound, better, level, unit=_unit(name), dependence=dependence)
+    passed, detail = proved(sample, bound, better, level, metric=name, dependence=dependence)
     blind = one_value(evidence, name) or (uncalibrated if name in TIMED_METRICS else None)
     return result_of(requirement, None, f"{detail}; {blind}") if blind else result_of(requirement, passed, detail)
 
@@ -97,7 +98,7 @@ def proved(
     better: Literal["higher", "lower"],
     level: float,
     *,
-    unit: str,
+    metric: str,
     dependence: Dependence = INDEPENDENT,
 ) -> tuple[bool | None, str]:
     """Judge by one-sided t tests at `level` whether the variant is worse by less than `bound`, or by more.
@@ -105,7 +106,7 @@ def proved(
     `dependence` widens them.
     Returns (True or False, numbers), and (None, numbers with the need of blocks or seeds) without proof of either.
     """
-    widening, limit = dependence.widening(sample), _natural(sample, bound, better)
+    unit, widening, limit = _unit(metric), dependence.widening(sample), _natural(sample, bound, better)
     fitted = sample.fit().widened(widening)
     within, beyond = (-math.inf, limit), (limit, math.inf)
     if better == "higher":
@@ -115,7 +116,8 @@ def proved(
     numbers = f"{change} over {fitted.blocks} {of}"
     p_met, p_broken = (float(fitted.p_same(*side)) for side in (within, beyond))
     if p_met <= level:
-        return True, f"{numbers}: proved to be worse by less (p {p_met:.2g})"
+        more = "" if sample.baseline is None or metric not in LOSS_METRICS else f"; {bad_runs(fitted.blocks)}"
+        return True, f"{numbers}: proved to be worse by less (p {p_met:.2g}){more}"
     if p_broken <= level:
         return False, f"{numbers}: proved to be worse by more (p {p_broken:.2g})"
     needed = _needed(fitted, abs(limit), level, widening)

@@ -32,11 +32,17 @@ def stalls_differ(sample: Sample, margin_pct: float) -> str | None:
 
 
 def _estimates_differ(sample: Sample, window: Window, margin_pct: float) -> str | None:
-    by_total, by_median = (fit(d, sample.places).mean for d in (sample.differences, window.by_median))
     gap = fit(np.subtract(sample.differences, window.by_median), sample.places)
-    if abs(percent(float(gap.mean))) <= margin_pct or float(gap.p_different()) > STALL_LEVEL:
+    return estimates_apart(sample, margin_pct) if float(gap.p_different()) <= STALL_LEVEL else None
+
+
+def estimates_apart(sample: Sample, margin_pct: float) -> str | None:
+    """Return the effects by total and by median step if they are further apart than the margin, or None."""
+    by_median = () if sample.window is None else sample.window.by_median
+    total, median = (fit(d, sample.places).mean for d in (sample.differences, by_median))
+    if abs(percent(float(total - median))) <= margin_pct:
         return None
-    totals = f"{percent(float(by_total)):+.2f} % by total and {percent(float(by_median)):+.2f} % by median"
+    totals = f"{percent(float(total)):+.2f} % by total and {percent(float(median)):+.2f} % by median"
     return f"{totals}, further apart than the margin of {margin_pct:g} %"
 
 

@@ -1,12 +1,16 @@
 """Sizing: the number of blocks that a question needs at the measured noise."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+from scipy import special
+
 from ablate.experiments.analysis.noise.calibrate import estimator_digest, shape_digest, upper_factor
-from ablate.experiments.analysis.statistics import RATIO, SHARE, Scale, dependence_of, widening
+from ablate.experiments.analysis.statistics import RATIO, SHARE, Array, Scale, dependence_of, widening
 from ablate.experiments.analysis.verdicts import Verdict, unit_of_shares
 from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE
 from ablate.experiments.design.load import load_values, spec_of
@@ -16,10 +20,10 @@ from ablate.experiments.design.power import (
     FEWER_BLOCKS,
     MAX_BLOCKS,
     PLANNED_POWER,
+    Look,
     adopted_from,
     blocks_to_detect,
     detectable_per_sd,
-    level_shares,
 )
 from ablate.experiments.design.problems import pointer
 from ablate.experiments.design.rule import blocks_for_rarest_event
@@ -28,7 +32,7 @@ from ablate.experiments.design.spec_values import show_percent
 from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.design.verdict_rule import Primary
 from ablate.experiments.errors import SpecError, SpecProblem
-from ablate.experiments.records.calibration import Calibration, Sizing, workload_digest
+from ablate.experiments.records.calibration import Calibration, ExpectedBlocks, Sizing, workload_digest
 
 
 class PlannedSpec(NamedTuple):
@@ -43,10 +47,10 @@ class PlannedSpec(NamedTuple):
 def plan_spec(
     body: bytes, content_type: str, spec: AblationSpec, calibrations: Callable[[], Sequence[Calibration]]
 ) -> PlannedSpec:
-    """Return the plan of `spec`, parsed from `body`; `blocks: auto` becomes the number that it needs.
+    """Return the plan of `spec`, parsed from `body`; `blocks: auto` becomes what it needs.
 
     - Statistics need enough blocks to prove a gain of `adopt_if` beyond the margin with the power of a planned design,
-      at the upper bound of the noise of the noisiest device in `calibrations`.
+      at the upper bound of the noise of the noisiest device in `calibrations`. Four looks may end it earlier.
     - An exact metric needs two blocks per seed.
     - A calibration needs the number that calibrates a device.
 
@@ -55,22 +59,37 @@ def plan_spec(
     if not spec.design.blocks.auto:
         return PlannedSpec(body, content_type, spec, make_plan(spec))
     values, seeds = load_values(body, content_type), len(spec.design.seeds)
-    spec = _with_number(values, max(MIN_BLOCKS, 2 * seeds))  # enough to plan its arms
+    spec = _with_looks(values, max(MIN_BLOCKS, 2 * seeds))  # enough to plan its arms
     events = blocks_for_rarest_event(spec)
     if events is not None and events > spec.design.blocks.number:
-        spec = _with_number(values, min(events, MAX_BLOCKS))
+        spec = _with_looks(values, min(events, MAX_BLOCKS))
     plan = None
-    if (number := _fixed_number(spec)) is None:
-        plan = make_plan(spec)
-        number = _number(spec, size_of(spec, plan, calibrations()))
-    spec = _with_number(values, number[0])
-    text = "# blocks: auto gave {}: {}\n".format(*number).encode() + spec_yaml(values)
+    if (fixed := _fixed_number(spec)) is not None:
+        number, why = fixed
+        spec = _with_looks(values, number)
+    else:
+        plan, noise = make_plan(spec), calibrations()
+        for _ in range(PASSES):
+            number, why = _number(spec, size_of(spec, plan, noise))
+            spec = _with_looks(values, *looks_up_to(number, first=events or MIN_BLOCKS))
+    text = f"# blocks: auto gave {number}: {why}\n".encode() + spec_yaml(values)
     return PlannedSpec(text, CONTENT_TYPE, spec, make_plan(spec) if plan is None else replan(spec, plan))
 
 
-def _with_number(values: dict[str, Any], count: int) -> AblationSpec:
-    """Set the number of blocks in `values`; return their spec."""
-    values["design"]["blocks"] = {"count": count}
+PASSES = 3
+"""Times that a number of blocks is computed: the level of its last look depends on the looks."""
+LOOKS = 4
+"""Looks of a design by `auto`, as far apart as the smallest number of blocks allows."""
+
+
+def looks_up_to(blocks: int, *, first: int = MIN_BLOCKS) -> list[int]:
+    """Return the numbers of blocks at which a design of at most so many may answer."""
+    return sorted({max(first, math.ceil(blocks * part / LOOKS)) for part in range(1, LOOKS + 1)})
+
+
+def _with_looks(values: dict[str, Any], *looks: int) -> AblationSpec:
+    """Set the numbers of blocks in `values`; return their spec."""
+    values["design"]["blocks"] = {"looks": list(looks)} if len(looks) > 1 else {"count": looks[0]}
     return spec_of(values)
 
 
@@ -119,7 +138,9 @@ def size_of(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration],
         return None
     noisiest = max(alike, key=lambda one: one.sd_upper_pct)
     wider = partial(widening, dependence_of(alike))
-    noise = _Noise(sd_upper_pct=noisiest.sd_upper_pct, scale=RATIO, widening=wider, most=MAX_BLOCKS)
+    noise = _Noise(
+        sd_pct=noisiest.sd_pct, sd_upper_pct=noisiest.sd_upper_pct, scale=RATIO, widening=wider, most=MAX_BLOCKS
+    )
     sized = _sized(spec, plan, spec.verdict.primary, len(plan.blocks), noise, asking=asking)
     return Sizing(calibration=noisiest.digest, **sized)
 
@@ -159,13 +180,20 @@ def size_by_seeds(spec: AblationSpec, plan: Plan, spreads: Sequence[SeedSpread],
         return None
     widest = max(spreads, key=lambda one: one.sd_upper_pct)
     primary = spec.verdict.primary.in_percent(unit_of_shares(widest.baseline))
-    noise = _Noise(sd_upper_pct=widest.sd_upper_pct, scale=SHARE, widening=lambda _seeds: 1.0, most=MAX_SEEDS)
+    noise = _Noise(
+        sd_pct=widest.sd_pct,
+        sd_upper_pct=widest.sd_upper_pct,
+        scale=SHARE,
+        widening=lambda _seeds: 1.0,
+        most=MAX_SEEDS,
+    )
     sized = _sized(spec, plan, primary, len({block.seed for block in plan.blocks}), noise, asking=asking)
     return Sizing(calibration=None, earlier=widest.ablation, baseline=widest.baseline, **sized)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Noise:
+    sd_pct: float
     sd_upper_pct: float
     scale: Scale
     widening: Callable[[int], float]
@@ -177,8 +205,8 @@ def _sized(
     spec: AblationSpec, plan: Plan, primary: Primary, number: int, noise: _Noise, *, asking: int
 ) -> dict[str, Any]:
     """Return what `number` blocks or seeds detect, prove and adopt, and the number that is needed."""
-    last_look = level_shares(spec.design.blocks.schedule)[-1]
-    level, sd = spec.verdict.level_of(asking) * last_look / len(plan.variants), noise.sd_upper_pct / 100
+    whole, sd = spec.verdict.level_of(asking) / len(plan.variants), noise.sd_upper_pct / 100
+    level = spec.design.blocks.last_look.level(whole)
     amounts = (primary.margin_pct, primary.threshold_pct, _aim_pct(primary))
     margin, threshold, aim = (noise.scale.natural(pct) for pct in amounts)
     widened = noise.widening(number) * sd
@@ -195,7 +223,36 @@ def _sized(
         "adopt_if_pct": primary.threshold_pct,
         "aim_pct": _aim_pct(primary),
         "blocks_needed": needed if needed is not None and needed <= noise.most else None,
+        "expected": _expected(spec.design.blocks.schedule, noise, margin=margin, level=whole),
     }
+
+
+CHANGES_PCT = (1.0, 2.0, 5.0)
+"""True changes for which a design with looks says its expected number of blocks."""
+_RUNS = 2000
+
+
+def _expected(looks: tuple[int, ...], noise: _Noise, *, margin: float, level: float) -> tuple[ExpectedBlocks, ...]:
+    """Return the mean blocks of a design with looks until one variant is proved beyond the margin or within it."""
+    if len(looks) == 1:
+        return ()
+    sizes = np.array(looks, dtype=np.float64)
+    sums = np.random.default_rng(0).normal(size=(_RUNS, sizes.size)) * np.sqrt(np.diff(sizes, prepend=0.0))
+    errors = noise.sd_pct / 100 * np.array([noise.widening(look) for look in looks]) / np.sqrt(sizes)
+    levels = np.array([Look(looks, number).level(level) for number in range(sizes.size)])
+    reach = special.stdtrit(sizes - 2, 1 - levels / 2) * errors
+    means = np.cumsum(sums, axis=1) / np.sqrt(sizes) * errors
+    return tuple(
+        ExpectedBlocks(change_pct=change, blocks=_mean_end(sizes, noise.scale.natural(change) + means, reach, margin))
+        for change in CHANGES_PCT
+    )
+
+
+def _mean_end(sizes: Array, estimates: Array, reach: Array, margin: float) -> float:
+    """Return the mean size of the first look whose interval lies beyond the margin or within it."""
+    answers = (np.abs(estimates) - reach > margin) | (np.abs(estimates) + reach < margin)
+    answers[:, -1] = True
+    return float(sizes[np.argmax(answers, axis=1)].mean())
 
 
 def _aim_pct(primary: Primary) -> float:

@@ -64,6 +64,10 @@ class Cause(StrEnum):
 
     MISSING = "blocks are missing"
     NOT_PROVED = "not proved"
+    ABOVE_ZERO = "above zero, maybe below the margin"
+    """A gain is proved, and neither that it exceeds the margin nor that it does not."""
+    BELOW_ZERO = "below zero, maybe within the margin"
+    """The same of a loss."""
     STALLS = "stalls differ"
     SPREADS = "spreads differ"
     NOISE = "noise differs"
@@ -79,8 +83,14 @@ class Cause(StrEnum):
     """A declared metric is not above zero in some trial, so a relative margin means nothing."""
     TARGET = "target outside of the curves"
     """A trial does not reach the target loss, or has reached it at its first validation."""
+    COARSE = "its steps exceed the margin"
+    """A loss or a declared metric comes in steps, as a share of few examples does, so no sameness below one shows."""
     ONE_VALUE = "one value for all seeds"
     """A declared metric does not depend on the seed, so blocks are no independent samples."""
+
+
+OPEN = frozenset({Cause.NOT_PROVED, Cause.ABOVE_ZERO, Cause.BELOW_ZERO})
+"""Causes that more blocks may remove."""
 
 
 class Comparison(Frozen):
@@ -92,7 +102,7 @@ class Comparison(Frozen):
     metric: str
     blocks: int
     alpha: float
-    """Two-sided level of this asking and look. The intervals have the confidence 1 - alpha and 1 - 2 alpha."""
+    """Two-sided level of this asking. The intervals have the confidence 1 - alpha and 1 - 2 alpha over all looks."""
     delta_pct: float
     """Mean of d, corrected for places, in percent: 100 * (exp(mean) - 1)."""
     median_pct: float
@@ -110,7 +120,7 @@ class Comparison(Frozen):
     p_sign_flip: float
     """Two-sided sign-flip p value of this variant alone: exact up to 16 blocks, by seeded flips beyond."""
     p_holm: float
-    """Paired t p value of a difference after Holm's correction over the variants; this one decides."""
+    """Paired t p value of a difference over all looks, after Holm's correction over the variants; this one decides."""
     p_same: float
     """p value of the two one-sided tests of sameness, with the same correction."""
     sd_pct: float
@@ -237,8 +247,6 @@ class VariantVerdict(Frozen):
     """The verdict of the samples alone."""
     cause: Cause | None = None
     """Why the published verdict is `inconclusive`; None for other verdicts."""
-    beyond_margin: bool = False
-    """Whether the whole interval lies beyond the margin, which proves a change by more than the margin."""
     reason: str
     """One sentence on the reason of the verdict."""
     decision: Decision
@@ -274,17 +282,19 @@ class VariantVerdict(Frozen):
     def meets(self, required: Required) -> bool:
         """Return whether the variant is what `--require` demands."""
         if required is Required.NOT_WORSE:
-            return self.verdict in (VerdictWord.BETTER, VerdictWord.SAME) and all(
-                one.passed and not one.undecided for one in self.requirements
-            )
+            return self._not_worse and all(one.passed and not one.undecided for one in self.requirements)
         return self.decision == required.value
+
+    @property
+    def _not_worse(self) -> bool:
+        return self.verdict in (VerdictWord.BETTER, VerdictWord.SAME) or self.cause is Cause.ABOVE_ZERO
 
     def shortfall(self, required: Required) -> str:
         """Say what the variant is instead, for example "worse" or "better, but loss_val identical is not met"."""
         if required is not Required.NOT_WORSE:
             return str(self.decision)
         unmet = [f"{one.metric} {one.rule}" for one in self.requirements if not one.passed or one.undecided]
-        if self.verdict not in (VerdictWord.BETTER, VerdictWord.SAME):
+        if not self._not_worse:
             return str(self.verdict)
         return f"{self.verdict}, without proof of {', '.join(unmet)}"
 

@@ -28,7 +28,7 @@ from ablate.experiments.design.metrics import (
     THROUGHPUT,
     WINDOW_METRICS,
 )
-from ablate.experiments.design.power import MAX_BLOCKS, detectable_per_sd, level_shares
+from ablate.experiments.design.power import MAX_BLOCKS, detectable_per_sd
 from ablate.experiments.design.problems import listed, pointer
 from ablate.experiments.design.recipes import RECIPES
 from ablate.experiments.design.rule import blocks_for_rarest_event, rule_digest
@@ -195,8 +195,7 @@ def _detectable_per_sd(spec: AblationSpec, *, variants: int) -> float | None:
     if not spec.verdict.timed:
         return None
     blocks = spec.design.blocks
-    level = spec.verdict.level_of(1) * level_shares(blocks.schedule)[-1] / variants
-    return detectable_per_sd(blocks.number, level=level)
+    return detectable_per_sd(blocks.number, level=blocks.last_look.level(spec.verdict.level_of(1) / variants))
 
 
 def plan_blocks(spec: AblationSpec, arms: Sequence[str]) -> tuple[BlockPlan, ...]:

@@ -5,6 +5,7 @@ scipy is imported on use: a node that runs a plan does not need it and may not h
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +15,6 @@ FIRST_SHARE = 0.8
 """Share of `ALPHA` that the first asking spends."""
 POWER = 0.8
 PLANNED_POWER = 0.98
-"""Power of a planned number of blocks: at least 90 % remain after stalls and spreads withhold words by chance."""
 MAX_BLOCKS = 2000
 """Most blocks of a design."""
 FEWER_BLOCKS = (
@@ -79,13 +79,84 @@ def blocks_for_events(share: float, level: float) -> int:
 
 
 def level_shares(looks: Sequence[int]) -> tuple[float, ...]:
-    """Return the share of an ablation's level that each look spends.
-
-    Shares are increments of t**2, where t is the share of the blocks, and sum to one. Each look is an ordinary test at
-    its share, so the chance of any false verdict is at most the sum, however dependent the looks are.
-    """
+    """Return the share of an ablation's level that each look spends: the growth of t**2, t the share of the blocks."""
     spent = [(look / looks[-1]) ** 2 for look in looks]
     return tuple(now - before for before, now in zip([0.0, *spent], spent, strict=False))
+
+
+@dataclass(frozen=True)
+class Look:
+    """One of several looks at a growing number of blocks, as a group-sequential test (Lan and DeMets, 1983).
+
+    The level of a look is the one at which all looks up to it, with their joint normal distribution, have spent their
+    shares. p values of t tests are compared with it.
+    """
+
+    schedule: tuple[int, ...]
+    number: int
+    """From 0."""
+
+    def level(self, level: float) -> float:
+        """Return the two-sided level of this look, where all looks together have `level`."""
+        import numpy as np
+
+        if len(self.schedule) == 1:
+            return level
+        overall, own = _levels(self.schedule, self.number)
+        return level * math.exp(float(np.interp(math.log(level), np.log(overall), np.log(own / overall))))
+
+    def overall(self, p: Any) -> Any:
+        """Return p values of this look as p values over all looks: the level of all that makes them significant."""
+        import numpy as np
+
+        if len(self.schedule) == 1:
+            return np.asarray(p)
+        overall, own = _levels(self.schedule, self.number)
+        with np.errstate(divide="ignore"):
+            more = np.interp(np.log(p), np.log(own), np.log(overall / own))
+        return np.minimum(1.0, p * np.exp(more))
+
+
+ONE_LOOK = Look((1,), 0)
+_TABLED = 24
+
+
+@lru_cache(maxsize=256)
+def _levels(schedule: tuple[int, ...], number: int) -> tuple[Any, Any]:
+    """Return levels of all looks together, and the level of one look for each."""
+    import numpy as np
+
+    overall = np.geomspace(1e-8, 0.5, _TABLED)
+    return overall, np.array([look_levels(schedule, float(level))[number] for level in overall])
+
+
+@lru_cache(maxsize=4096)
+def look_levels(looks: tuple[int, ...], level: float) -> tuple[float, ...]:
+    """Return the two-sided level of each look, by recursive integration (Armitage, McPherson and Rowe, 1969)."""
+    import numpy as np
+    from scipy import optimize, special
+
+    levels, at, weights, before = [], np.zeros(1), np.ones(1), 0.0
+    for look, share in zip(looks, level_shares(looks), strict=True):
+        now = look / looks[-1]
+        sd = math.sqrt(now - before)
+
+        def crossed(bound: float, share: float = share, at: Any = at, weights: Any = weights, sd: float = sd) -> float:
+            return float(2 * weights @ special.ndtr((at - bound) / sd)) / (share * level) - 1
+
+        bound = float(optimize.brentq(crossed, 0.0, 15.0))
+        levels.append(float(2 * special.ndtr(-bound / math.sqrt(now))))
+        nodes, sizes = _legendre(32 * math.ceil(bound / sd / 8))
+        density = np.exp(-(((bound * nodes[:, None] - at) / sd) ** 2) / 2) @ weights / (sd * math.sqrt(2 * math.pi))
+        at, weights, before = bound * nodes, bound * sizes * density, now
+    return tuple(levels)
+
+
+@lru_cache(maxsize=64)
+def _legendre(points: int) -> tuple[Any, Any]:
+    import numpy as np
+
+    return np.polynomial.legendre.leggauss(points)
 
 
 @lru_cache(maxsize=4096)

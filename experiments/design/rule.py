@@ -31,7 +31,8 @@ ESTIMATOR: dict[str, Any] = {
     "estimate": "total: tokens of the window over its seconds, nothing left out",
     "beside": "median step",
     "stalls": "no word where total and median are further apart than the margin beyond noise (t test over blocks at "
-    "5 %), or where outlier steps are more in one arm (sign-flip test over blocks at 5 %)",
+    "5 %), or where outlier steps are more in one arm (sign-flip test over blocks at 5 %), and the medians do not give "
+    "the same word",
 }
 """How the timed steps of a trial become one number."""
 
@@ -65,10 +66,11 @@ COMPARISON: dict[str, Any] = {
     "interval": "t, simultaneous over the variants (Bonferroni), ending at zero or margin where Holm proves the side",
     "beside": "sign flip p, exact up to 16 blocks, 9999 seeded flips beyond; reported, not decisive",
     "several_variants": "Holm over all planned variants, for difference and for sameness",
-    "better_or_worse": "corrected p at most the level, and the estimate beyond the margin",
-    "by_more_than_the_margin": "said when the whole interval lies beyond it",
+    "better_or_worse": "the whole interval lies beyond the margin; a difference that is proved and may be within it is "
+    "inconclusive",
     "same": "two one-sided t tests against the margin, corrected p at most the level",
-    "looks": "each look has its own share of the level, from (blocks / all blocks) ** 2; futile below a chance of 10 %",
+    "looks": "group-sequential: the looks spend the growth of (blocks / all blocks) ** 2 of the level, by their joint "
+    "normal distribution; p values and intervals hold over all looks; futile below a chance of 10 %",
     "spreads": "no word where one arm's trials scatter more (5 %; Pitman-Morgan below 16 blocks, sign flips of squares "
     "from there), the estimate lies within 6 standard deviations of that arm, and, from 16 blocks on, the mean of that "
     "arm's trials is further from their median than in 70 % of normal samples",
@@ -78,8 +80,9 @@ COMPARISON: dict[str, Any] = {
     "reruns": "no word where an arm's own run ended an attempt, guards and machine ended two more of one arm's, or "
     "others' load ended more of one arm's than chance explains (sign test, 5 %)",
     "exact_requirement": "a failed one rejects whatever the speed does",
-    "adoption": "better, an estimate from the threshold on, and the whole interval beyond the margin",
-    "missing": "fails, except blocks that others' load spoiled at every attempt; 6 must count",
+    "adoption": "better, and an estimate from the threshold on",
+    "missing": "fails, except blocks that others' load spoiled at every attempt, and of six blocks one in which the "
+    "baseline alone did not measure; 6 must count",
 }
 """How trials become a verdict word."""
 
@@ -133,6 +136,7 @@ NOT_INFERIOR: dict[str, Any] = {
 """Addition to the comparison where a requirement bounds a metric by a test."""
 SEEDS: dict[str, Any] = {
     "seeds": "every block has a seed of its own; no word where one arm reports the same number with every seed",
+    "steps": "no same where the values come in steps above the margin",
     "spreads_over_seeds": "they matter where the estimate lies within 6 standard deviations of d",
 }
 """Addition to the comparison where a declared metric decides."""
@@ -143,6 +147,7 @@ OVER_SEEDS: dict[str, Any] = {
     "dependence": "none: seeds are independent",
     "calibration": "none: the seeds show the noise",
     "seeds": "no word where one arm has the same number with every seed",
+    "steps": SEEDS["steps"],
     "spreads_over_seeds": "they matter where the estimate lies within 6 standard deviations of the differences",
 }
 """Changes of the comparison where a loss decides by statistics."""
@@ -250,8 +255,7 @@ def blocks_for_rarest_event(spec: AblationSpec) -> int | None:
     share = spec.verdict.rarest_event
     if share is None:
         return None
-    level = spec.verdict.level_of(1) * level_shares(spec.design.blocks.schedule)[-1] / len(spec.variants)
-    return blocks_for_events(share / 100, level)
+    return blocks_for_events(share / 100, spec.verdict.level_of(1) / len(spec.variants))
 
 
 def _of_session(spec: AblationSpec) -> dict[str, Any]:

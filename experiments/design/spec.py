@@ -18,7 +18,7 @@ from ablate.experiments.design.metrics import (
     declared_metric,
 )
 from ablate.experiments.design.packages import installed
-from ablate.experiments.design.power import MAX_BLOCKS
+from ablate.experiments.design.power import MAX_BLOCKS, Look
 from ablate.experiments.design.problems import listed, shown
 from ablate.experiments.design.spec_values import (
     NAME_PATTERN,
@@ -151,6 +151,16 @@ class Blocks(SpecPart):
         if self.auto:
             raise ValueError("blocks: auto has no number until the noise sets it")
         return self.looks or (int(self.count or 0),)
+
+    @property
+    def last_look(self) -> Look:
+        """The look at all blocks."""
+        return Look(self.schedule, len(self.schedule) - 1)
+
+    def look_at(self, counted: int) -> Look:
+        """Return the last look that so many blocks reach; before the first look the first one."""
+        reached = sum(look <= counted for look in self.schedule)
+        return Look(self.schedule, max(reached - 1, 0))
 
 
 class Design(SpecPart):

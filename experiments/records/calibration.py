@@ -114,6 +114,14 @@ class Ledger(Frozen):
     """Upper 95 % bound of the rate of false verdicts (Clopper and Pearson)."""
 
 
+class ExpectedBlocks(Frozen):
+    """How many blocks an ablation with looks takes on average."""
+
+    change_pct: float
+    """True change."""
+    blocks: float
+
+
 class Sizing(Frozen):
     """Effect that a design detects at the measured noise: of A/A blocks, or of a loss in an earlier ablation."""
 
@@ -137,4 +145,6 @@ class Sizing(Frozen):
     """Gain for which `blocks_needed` is: the threshold, or twice the margin if it is not above the margin."""
     blocks_needed: int | None
     """Fewest blocks, or seeds of a loss, that prove a gain of `aim_pct` to be beyond the margin, with the power of a
-    planned design, which allows for words withheld because of stalls; None when no allowed number does."""
+    planned design; None when no allowed number does."""
+    expected: tuple[ExpectedBlocks, ...] = ()
+    """Of a design with several looks, for a few true changes, at the measured noise."""

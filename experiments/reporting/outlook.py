@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from ablate.experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
+from ablate.experiments.analysis.verdicts import OPEN, Cause, Comparison, VariantVerdict, Verdict
 from ablate.experiments.outcomes import VerdictWord
 from ablate.experiments.reporting import wording
 
 _MOST = 3
 """Variants of which the first lines speak; the table has all."""
-CONTINUED = (Cause.MISSING, Cause.NOT_PROVED, Cause.UNCALIBRATED)
+CONTINUED = OPEN | {Cause.MISSING, Cause.UNCALIBRATED}
 """Causes that more blocks remove."""
 
 
@@ -27,7 +27,7 @@ def to_continue(variants: Sequence[VariantVerdict]) -> list[VariantVerdict]:
 
 
 def _is_hopeless(variant: VariantVerdict) -> bool:
-    return variant.cause is Cause.NOT_PROVED and variant.blocks_needed is None
+    return variant.cause in OPEN and variant.blocks_needed is None
 
 
 def _so_far(comparison: Comparison) -> str:
@@ -42,9 +42,9 @@ def _so_far(comparison: Comparison) -> str:
 
 def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
     """Say why there is no verdict."""
-    if variant.cause is Cause.NOT_PROVED and variant.blocks_needed is None:
+    if _is_hopeless(variant):
         return "not proved, and more blocks would hardly prove it"
-    if variant.cause is Cause.NOT_PROVED:
+    if variant.cause in OPEN:
         minutes = variant.device_minutes_needed
         cost = "" if minutes is None else f", about {wording.counted(max(1, round(minutes)), 'device minute')},"
         return f"not proved: another {wording.counted(variant.blocks_needed or 0, 'block')}{cost} would probably do"

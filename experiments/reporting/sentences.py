@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ablate.experiments.analysis.verdicts import (
+    OPEN,
     Cause,
     Comparison,
     ExactComparison,
@@ -192,15 +193,13 @@ def _result(verdict: Verdict, variant: VariantVerdict) -> str:
 
 
 def _proof(word: VerdictWord, variant: VariantVerdict, comparison: Comparison, margin: str) -> str:
-    """Return the numbers that support a verdict other than inconclusive."""
+    """Return the numbers that support a verdict, or a difference that may be within the margin."""
     if word is VerdictWord.SAME:
         change = f"the change is {wording.percent(comparison.delta_pct)} {_interval(comparison)}"
         return f"{wording.metric(comparison.metric)} is the same within the margin of {margin}: {change}"
-    beyond = (
-        f"that is more than the margin of {margin}"
-        if variant.beyond_margin
-        else f"the difference is proved, but not that it exceeds the margin of {margin}"
-    )
+    beyond = f"that is more than the margin of {margin}"
+    if word is VerdictWord.INCONCLUSIVE:
+        beyond = f"the difference is proved, but not that it exceeds the margin of {margin}"
     return f"{moved(comparison)} {_interval(comparison)}; {beyond}"
 
 
@@ -222,6 +221,8 @@ def _interval(comparison: Comparison) -> str:
 
 def _undecided(verdict: Verdict, variant: VariantVerdict, comparison: Comparison, margin: str) -> str:
     """Say why a variant with all its numbers is undecided."""
+    if variant.cause in (Cause.ABOVE_ZERO, Cause.BELOW_ZERO):
+        return _proof(variant.measured, variant, comparison, margin)
     if variant.cause is Cause.NOT_PROVED:
         change = f"{wording.metric(comparison.metric)} changed by {wording.percent(comparison.delta_pct)}"
         proof = f"which proves neither a difference nor sameness within the margin of {margin}"
@@ -236,6 +237,7 @@ def _undecided(verdict: Verdict, variant: VariantVerdict, comparison: Comparison
         Cause.RERUNS: "blocks were rerun, and one of the arms may be the cause",
         Cause.UNCALIBRATED: verdict.circumstances.admission.refused_because or "the noise of this device is unknown",
         Cause.OTHER_WORK: _other_work(variant),
+        Cause.COARSE: "the metric comes in steps above the margin, so no sameness within it can show",
         Cause.ONE_VALUE: "one arm reports the same number with every seed, so its blocks repeat one run",
     }
     proof = _proof(variant.measured, variant, comparison, margin)
@@ -327,7 +329,7 @@ def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
     if variant.costs is not None:
         yield f"Its training took, against the baseline's: {', '.join(variant.costs.in_words())}."
     command = verdict.circumstances.admission.mended_by
-    refused = not verdict.calibrated and variant.cause in (Cause.UNCALIBRATED, Cause.NOT_PROVED)
+    refused = not verdict.calibrated and variant.cause in OPEN | {Cause.UNCALIBRATED}
     if refused and command:
         yield f"To calibrate: {command}."
     if variant.blocks_needed is not None:

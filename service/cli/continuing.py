@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
+from ablate.experiments.analysis.verdicts import OPEN, VariantVerdict, Verdict
 from ablate.experiments.design.aa_spec import CONTENT_TYPE
 from ablate.experiments.design.load import load_values
 from ablate.experiments.design.spec_yaml import spec_yaml
@@ -35,7 +35,7 @@ def with_open_variants(values: dict[str, Any], variants: list[VariantVerdict]) -
     """Return a spec with these of its variants, and with the blocks that would probably decide them."""
     names = {one.arm for one in variants}
     design = dict(values["design"])
-    needed = max((one.blocks_needed or 0 for one in variants if one.cause is Cause.NOT_PROVED), default=0)
+    needed = max((one.blocks_needed or 0 for one in variants if one.cause in OPEN), default=0)
     looks = design["blocks"].get("looks") or [design["blocks"]["count"]]
     if needed > looks[-1]:
         design["blocks"] = {"count": needed}

@@ -162,8 +162,21 @@ def warnings(texts: Sequence[str]) -> RenderableType:
 
 
 def _device_minutes(answer: "PlanPublic") -> str:
+    cost, sizing = answer.expected_device_minutes, answer.sizing
+    most = "unknown: no similar ablation has run yet" if cost is None else f"about {wording.fixed(cost, 1)}"
+    if sizing is None or not sizing.expected:
+        return most
+    means = (
+        f"{_blocks_and_minutes(one.blocks, answer)} for a change of {one.change_pct:g} %" for one in sizing.expected
+    )
+    return f"{'' if cost is None else 'at most '}{most}; expected: {', '.join(means)}"
+
+
+def _blocks_and_minutes(blocks: float, answer: "PlanPublic") -> str:
     cost = answer.expected_device_minutes
-    return "unknown: no similar ablation has run yet" if cost is None else f"about {wording.fixed(cost, 1)}"
+    if cost is None:
+        return f"{wording.fixed(blocks, 0)} blocks"
+    return f"{wording.fixed(cost * blocks / len(answer.blocks), 1)} ({wording.fixed(blocks, 0)} blocks)"
 
 
 def _is_costly(answer: "PlanPublic") -> bool:

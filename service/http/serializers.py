@@ -8,7 +8,7 @@ from sqlalchemy import Row
 
 from ablate.experiments.analysis.noise.admission import mending_command
 from ablate.experiments.design.plan import Plan
-from ablate.experiments.design.power import FEWEST_BLOCKS, alpha_of, detectable_per_sd, level_shares
+from ablate.experiments.design.power import FEWEST_BLOCKS, alpha_of, detectable_per_sd
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.outcomes import AblationState, TrialState
 from ablate.experiments.records.calibration import Sizing
@@ -82,11 +82,12 @@ def _asking(spec: AblationSpec, plan: Plan, family: Family) -> AskingPublic | No
     if spec.purpose == "calibration" or spec.verdict.session is not None or spec.verdict.primary.exact:
         return None
     number = max(family.number_of(arm.name) for arm in plan.variants)
-    share, blocks = level_shares(spec.design.blocks.schedule)[-1] / len(plan.variants), spec.design.blocks.number
+    blocks, look = spec.design.blocks.number, spec.design.blocks.last_look
     if spec.verdict.primary.over_seeds:
         blocks = len(set(spec.design.seeds))
     now, later = (
-        detectable_per_sd(max(blocks, FEWEST_BLOCKS), level=alpha_of(one) * share) for one in (number, number + 1)
+        detectable_per_sd(max(blocks, FEWEST_BLOCKS), level=look.level(alpha_of(one) / len(plan.variants)))
+        for one in (number, number + 1)
     )
     return AskingPublic(
         number=number,

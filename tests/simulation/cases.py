@@ -5,7 +5,7 @@ statistics decide. Wrong sameness is counted with a true effect of exactly the m
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,12 +15,12 @@ from ablate.experiments.analysis.comparing import Sample
 from ablate.experiments.analysis.influences import LEVEL, carry_over, node_effects
 from ablate.experiments.analysis.requirements import proved
 from ablate.experiments.analysis.statistics import Array, log_ratio
-from ablate.experiments.design.power import alpha_of, level_shares
+from ablate.experiments.design.power import ONE_LOOK, Look, alpha_of, level_shares
 from ablate.experiments.design.spec_values import Difference
 from tests.simulation import draws, noise
 from tests.simulation.noise import Draw
 from tests.simulation.rates import Rate, rate
-from tests.simulation.words import Windows, first_blocks, windows_of, words_of
+from tests.simulation.words import NOW, Rule, Windows, first_blocks, windows_of, words_of
 
 BLOCKS = (6, 10, 20)
 VARIANTS = (1, 2, 4)
@@ -29,6 +29,7 @@ NO_MARGIN_PCT = 1e-4
 PLANTED_PCT = 1.0
 ASKINGS = 20
 LOOKS = (6, 10, 14, 20)
+"""Looks of the tables, about those of `blocks: auto` for 20 blocks."""
 _AT_ONCE = 250
 
 Drawing = Callable[[np.random.Generator, int, int, int], Draw]
@@ -80,7 +81,9 @@ class Outcomes:
     holds: Rate
     """All intervals contain the truth."""
     detected: Rate
-    """A planted 1 % in one variant is better."""
+    """A planted 1 % in one variant is proved to be above zero."""
+    beyond: Rate
+    """A planted 2 % in one variant is proved to be beyond the margin."""
     withheld: Rate
     """That variant's verdict is withheld because stalls or spreads differ."""
 
@@ -108,10 +111,18 @@ def controlled(name: str) -> Drawing:
     return partial(draws.with_control, NOISES[name])
 
 
-def outcomes(drawing: Drawing, *, blocks: int, variants: int, repetitions: int, seed: int = 0) -> Outcomes:
+def outcomes(
+    drawing: Drawing, *, blocks: int, variants: int, repetitions: int, seed: int = 0, rule: Rule = NOW
+) -> Outcomes:
     """Simulate ablations and count their verdicts."""
-    parts = [_counted(windows) for windows in windows_in_parts(drawing, blocks, variants, repetitions, seed)]
-    joined = {name: sum((part[name] for part in parts[1:]), parts[0][name]) for name in parts[0]}
+    parts = windows_in_parts(drawing, blocks, variants, repetitions, seed)
+    return counted(parts, rule)
+
+
+def counted(parts: Sequence[Windows], rule: Rule) -> Outcomes:
+    """Count the verdicts on simulated ablations without an effect, and with added ones."""
+    every = [_counted(windows, rule) for windows in parts]
+    joined = {name: sum((part[name] for part in every[1:]), every[0][name]) for name in every[0]}
     return Outcomes(**joined)
 
 
@@ -122,18 +133,22 @@ def windows_in_parts(drawing: Drawing, blocks: int, variants: int, repetitions: 
     return [windows_of(drawing(rng, size, blocks, variants + 1)) for size in sizes]
 
 
-def _counted(windows: Windows) -> dict[str, Rate]:
+def _counted(windows: Windows, rule: Rule) -> dict[str, Rate]:
     variants, alpha = windows.d.shape[1], alpha_of(1)
     none, planted = np.zeros(variants), np.zeros(variants)
     planted[0] = log_ratio(PLANTED_PCT)
-    null = words_of(windows, alpha=alpha, margin_pct=NO_MARGIN_PCT, effects=none)
-    at_margin = words_of(windows, alpha=alpha, margin_pct=MARGIN_PCT, effects=none + log_ratio(MARGIN_PCT))
-    one = words_of(windows, alpha=alpha, margin_pct=MARGIN_PCT, effects=planted)
+    null = words_of(windows, alpha=alpha, margin_pct=NO_MARGIN_PCT, effects=none, rule=rule)
+    at_margin = words_of(windows, alpha=alpha, margin_pct=MARGIN_PCT, effects=none + log_ratio(MARGIN_PCT), rule=rule)
+    one, two = (
+        words_of(windows, alpha=alpha, margin_pct=MARGIN_PCT, effects=effects, rule=rule)
+        for effects in (planted, 2 * planted)
+    )
     return {
         "wrong_difference": rate(null.changed.any(axis=1)),
         "wrong_same": rate(at_margin.same.any(axis=1)),
         "holds": rate(((null.low <= 0) & (null.high >= 0)).all(axis=1)),
-        "detected": rate(one.better[:, 0]),
+        "detected": rate(one.above[:, 0]),
+        "beyond": rate(two.better[:, 0] & (two.low[:, 0] > log_ratio(MARGIN_PCT))),
         "withheld": rate(one.withheld[:, 0]),
     }
 
@@ -174,10 +189,12 @@ class Crashes:
         return draws.crashing(rng, repetitions, blocks, arms, chance=self.chance)
 
 
-def verdict_rates(drawing: Drawing, *, blocks: int, repetitions: int, seed: int = 0) -> dict[str, Rate]:
+def verdict_rates(
+    drawing: Drawing, *, blocks: int, repetitions: int, seed: int = 0, rule: Rule = NOW
+) -> dict[str, Rate]:
     """Count the verdicts on one variant, whose effect is part of the draw."""
     parts = windows_in_parts(drawing, blocks, 1, repetitions, seed)
-    every = [words_of(part, alpha=alpha_of(1), margin_pct=MARGIN_PCT, effects=np.zeros(1)) for part in parts]
+    every = [words_of(part, alpha=alpha_of(1), margin_pct=MARGIN_PCT, effects=np.zeros(1), rule=rule) for part in parts]
     return {
         name: rate(np.concatenate([getattr(words, name)[:, 0] for words in every]))
         for name in ("better", "worse", "same", "stalls", "withheld")
@@ -194,16 +211,46 @@ def asked_again(drawing: Drawing, *, blocks: int, repetitions: int, seed: int = 
     return rate(any_better)
 
 
-def with_looks(drawing: Drawing, *, variants: int, repetitions: int, effect_pct: float, seed: int = 0) -> "Looked":
+Looking = Callable[[tuple[int, ...], int], tuple[float, Look]]
+"""Function from the numbers of blocks and the number of a look to the level and the look at which it is judged."""
+
+
+def jointly(looks: tuple[int, ...], number: int) -> tuple[float, Look]:
+    """Return the level of all looks and the look: their joint distribution is used."""
+    return alpha_of(1), Look(looks, number)
+
+
+def by_shares(looks: tuple[int, ...], number: int) -> tuple[float, Look]:
+    """Return the level of a look alone, its share: the rule until November 2026."""
+    return alpha_of(1) * level_shares(looks)[number], ONE_LOOK
+
+
+def at_the_end(looks: tuple[int, ...], number: int) -> tuple[float, Look]:
+    """Return the whole level at the last look and nothing before: a fixed number of blocks."""
+    return alpha_of(1) if number == len(looks) - 1 else 0.0, ONE_LOOK
+
+
+def with_looks(
+    drawing: Drawing,
+    *,
+    variants: int,
+    repetitions: int,
+    effect_pct: float,
+    looks: tuple[int, ...] = LOOKS,
+    margin_pct: float = MARGIN_PCT,
+    looking: Looking = jointly,
+    rule: Rule = NOW,
+    seed: int = 0,
+) -> "Looked":
     """Simulate ablations that stop at the first look at which every variant has an answer.
 
     They never stop for futility, which could only remove verdicts.
     """
     effects = np.full(variants, log_ratio(effect_pct))
-    parts = windows_in_parts(drawing, LOOKS[-1], variants, repetitions, seed)
-    counted = [_looked(part, effects, NO_MARGIN_PCT if effect_pct == 0 else MARGIN_PCT) for part in parts]
-    changed, better, blocks = (np.concatenate(values) for values in zip(*counted, strict=True))
-    return Looked(changed=rate(changed), better=rate(better), mean_blocks=float(blocks.mean()))
+    judged = partial(_looked, effects=effects, margin_pct=margin_pct, looks=looks, looking=looking, rule=rule)
+    counted = [judged(part) for part in windows_in_parts(drawing, looks[-1], variants, repetitions, seed)]
+    changed, better, same, blocks = (np.concatenate(values) for values in zip(*counted, strict=True))
+    return Looked(changed=rate(changed), better=rate(better), same=rate(same), blocks=blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,21 +261,27 @@ class Looked:
     """At least one better or worse."""
     better: Rate
     """The first variant is better."""
-    mean_blocks: float
+    same: Rate
+    """The first variant is the same."""
+    blocks: Array
+    """Blocks of each ablation."""
 
 
-def _looked(windows: Windows, effects: Array, margin_pct: float) -> tuple[Array, Array, Array]:
+def _looked(
+    windows: Windows, *, effects: Array, margin_pct: float, looks: tuple[int, ...], looking: Looking, rule: Rule
+) -> tuple[Array, Array, Array, Array]:
     repetitions = windows.d.shape[0]
     running = np.ones(repetitions, dtype=np.bool_)
-    changed, better, blocks = np.zeros((3, repetitions))
-    for look, share in zip(LOOKS, level_shares(LOOKS), strict=True):
-        part = first_blocks(windows, look)
-        words = words_of(part, alpha=alpha_of(1) * share, margin_pct=margin_pct, effects=effects)
-        ends = running & (np.all(words.changed | words.same, axis=1) | (look == LOOKS[-1]))
+    changed, better, same, blocks = np.zeros((4, repetitions))
+    for number, size in enumerate(looks):
+        alpha, look = looking(looks, number)
+        part = first_blocks(windows, size)
+        words = words_of(part, alpha=alpha, margin_pct=margin_pct, effects=effects, look=look, rule=rule)
+        ends = running & (np.all(words.changed | words.same, axis=1) | (size == looks[-1]))
         changed[ends], better[ends] = np.any(words.changed, axis=1)[ends], words.better[ends, 0]
-        blocks[ends] = look
+        same[ends], blocks[ends] = words.same[ends, 0], size
         running &= ~ends
-    return changed, better, blocks
+    return changed, better, same, blocks
 
 
 LOSS_NOISES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Array]] = {
@@ -253,34 +306,35 @@ def losses_passed(noise: str, *, seeds: int, bound: float, change: float, repeti
 
 def _passes(shares: Array, bound: Difference) -> bool:
     sample = Sample(differences=tuple(shares.tolist()), places=(0,) * len(shares), baseline=_LOSS)
-    return proved(sample, bound, "lower", alpha_of(1), unit="nats")[0] is True
+    return proved(sample, bound, "lower", alpha_of(1), metric="loss_val")[0] is True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adoptions:
     """Rates of one variant with a true effect, among variants without one."""
 
-    better: Rate
+    above: Rate
+    """Proved to be above zero, with an estimate beyond the margin."""
     beyond: Rate
     """Better, with the whole interval beyond the margin of `MARGIN_PCT`."""
     adopted: Rate
     """Beyond the margin, with an estimate from the threshold on."""
     by_estimate: Rate
-    """Better, with such an estimate, which was enough before."""
+    """Above zero, with such an estimate, which was enough before."""
 
 
 def adoptions(*, blocks: int, effect_pct: float, adopt_if_pct: float, repetitions: int, variants: int = 1) -> Adoptions:
     """Return how often a variant with this true effect is adopted."""
     effects = np.zeros(variants)
     effects[0] = log_ratio(effect_pct)
-    better, beyond, enough = [], [], []
+    above, beyond, enough = [], [], []
     for windows in windows_in_parts(noisy("normal"), blocks, variants, repetitions, 0):
         words = words_of(windows, alpha=alpha_of(1), margin_pct=MARGIN_PCT, effects=effects)
-        better.append(words.better[:, 0])
-        beyond.append(words.better[:, 0] & (words.low[:, 0] > log_ratio(MARGIN_PCT)))
+        above.append(words.above[:, 0])
+        beyond.append(words.better[:, 0])
         enough.append(words.estimate[:, 0] >= log_ratio(adopt_if_pct))
-    good, far, large = (np.concatenate(flags) for flags in (better, beyond, enough))
-    return Adoptions(better=rate(good), beyond=rate(far), adopted=rate(far & large), by_estimate=rate(good & large))
+    good, far, large = (np.concatenate(flags) for flags in (above, beyond, enough))
+    return Adoptions(above=rate(good), beyond=rate(far), adopted=rate(far & large), by_estimate=rate(good & large))
 
 
 def with_slow_mode(share: float) -> Drawing:

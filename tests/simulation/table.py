@@ -1,12 +1,18 @@
 """The tables of `make simulate`: all simulated cases with Monte-Carlo intervals."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
+from ablate.experiments.analysis.noise.calibrate import upper_factor
+from ablate.experiments.analysis.sizing import LOOKS as LOOKS_OF_AUTO
+from ablate.experiments.analysis.sizing import PASSES, looks_up_to
 from ablate.experiments.analysis.statistics import log_ratio, percent
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
 from ablate.experiments.design.power import (
     PLANNED_POWER,
+    Look,
     alpha_of,
     blocks_for_events,
     blocks_to_detect,
@@ -22,19 +28,24 @@ from tests.simulation.cases import (
     MARGIN_PCT,
     NO_MARGIN_PCT,
     NOISES,
-    PLANTED_PCT,
     VARIANTS,
     Crashes,
     Drawing,
+    Outcomes,
     Stalls,
     adoptions,
     asked_again,
+    at_the_end,
+    by_shares,
     controlled,
+    counted,
+    jointly,
     losses_passed,
     noisy,
     noted,
     outcomes,
     verdict_rates,
+    windows_in_parts,
     with_looks,
     with_slow_mode,
 )
@@ -42,12 +53,15 @@ from tests.simulation.dependence import SOURCES, dependent
 from tests.simulation.noise import SD
 from tests.simulation.rates import Rate, rate
 from tests.simulation.sessions import PROPOSALS, levels_without_keep, mixed, nulls, planted, sessions
+from tests.simulation.words import NOW, OLD
 
 _HIDDEN = 0.2
 """Mean number of stalled steps per window; so few that a few blocks may have none."""
 _HIDDEN_NAME = "1 step in 5 windows stalls, the others are faster to balance it"
 _SKEWED = "heavy skew in the variants only"
 _AIMS = (1.0, 1.5, 2.0)
+_AT_LOOKS = (1.0, 1.5, 2.0)
+"""True effects of the table of looks, in percent."""
 _MEAN_WIDENING = 1.15
 """Mean factor of twenty independent A/A blocks (the table of dependence)."""
 
@@ -56,7 +70,7 @@ def tables(repetitions: int) -> Iterator[str]:
     """Yield the tables as Markdown, one by one."""
     yield from (_noise_table(name, repetitions) for name in NOISES)
     yield control_table(repetitions)
-    yield _planned_table(repetitions)
+    yield _auto_table(repetitions)
     yield _looks_table(repetitions)
     yield _words_table(repetitions)
     yield _traps_table(repetitions)
@@ -73,11 +87,17 @@ def _noise_table(name: str, repetitions: int) -> str:
     rows = []
     for blocks in BLOCKS:
         for variants in VARIANTS:
-            rates = outcomes(noisy(name), blocks=blocks, variants=variants, repetitions=repetitions)
-            counted = (rates.wrong_difference, rates.wrong_same, rates.holds, rates.detected, rates.withheld)
-            rows.append((blocks, variants, *counted))
-    heads = ("blocks", "variants", "wrong better or worse", "wrong same", "intervals hold", "detects 1 %", "withheld")
+            parts = windows_in_parts(noisy(name), blocks, variants, repetitions, 0)
+            rows.append((blocks, variants, *_beside(counted(parts, NOW), counted(parts, OLD))))
+    heads = ("blocks", "variants", "wrong better or worse", "wrong same", "intervals hold", "detects 1 %",
+             "better at 2 %", "withheld")  # fmt: skip
     return _table(f"Noise: {name}", heads, rows)
+
+
+def _beside(rates: Outcomes, old: Outcomes) -> Iterator[str]:
+    """Yield each rate with its interval, and that of the old rule."""
+    for name in ("wrong_difference", "wrong_same", "holds", "detected", "beyond", "withheld"):
+        yield f"{getattr(rates, name)}, was {100 * getattr(old, name).value:.1f}"
 
 
 _FIRST = ((6, 1), (6, 4), (10, 1), (10, 4), (14, 2))
@@ -89,48 +109,75 @@ def control_table(repetitions: int) -> str:
     rows = []
     for name in FEW_AA:
         for blocks, variants in _FIRST:
-            rates = outcomes(controlled(name), blocks=blocks, variants=variants, repetitions=repetitions)
-            counted = (rates.wrong_difference, rates.wrong_same, rates.holds, rates.detected, rates.withheld)
-            rows.append((name, blocks, variants, *counted))
-    heads = ("noise", "blocks", "variants", "wrong better or worse", "wrong same", "intervals hold", "detects 1 %")
+            parts = windows_in_parts(controlled(name), blocks, variants, repetitions, 0)
+            rows.append((name, blocks, variants, *_beside(counted(parts, NOW), counted(parts, OLD))))
+    heads = ("noise", "blocks", "variants", "wrong better or worse", "wrong same", "intervals hold", "detects 1 %",
+             "better at 2 %")  # fmt: skip
     return _table("First ablations, with a control and without a calibration", (*heads, "withheld"), rows)
 
 
-def _planned_table(repetitions: int) -> str:
+def _auto_table(repetitions: int) -> str:
     rows = []
     for aim in _AIMS:
         for variants in VARIANTS:
-            blocks = planned_blocks(variants, aim)
-            rates = adoptions(
-                blocks=blocks, effect_pct=aim, adopt_if_pct=aim, repetitions=repetitions, variants=variants
-            )
-            rows.append((f"{aim:g} %", variants, blocks, rates.better, rates.beyond, rates.adopted))
-    heads = ("adopted from, and true gain", "variants", "planned blocks", "better", "beyond the margin", "adopted")
-    return _table("Planned for an sd of 0.5 % and a margin of 0.5 %", heads, rows)
+            now, old = planned_looks(variants, aim), (planned_looks(variants, aim, parts=1))
+            cells = ((now, jointly, NOW), (old, at_the_end, OLD))
+            row: list[object] = [f"{aim:g} %", variants]
+            for looks, looking, rule in cells:
+                gain, null = (
+                    with_looks(noisy("normal"), variants=variants, repetitions=repetitions // 4, effect_pct=effect,
+                               looks=looks, looking=looking, rule=rule)
+                    for effect in (aim, 0.0)
+                )  # fmt: skip
+                middles = (f"{np.median(each.blocks):.0f} of {looks[-1]}" for each in (gain, null))
+                row += [gain.better, next(middles), null.same, next(middles)]
+            rows.append(tuple(row))
+    heads = ("better at the gain", "blocks", "same without an effect", "blocks")
+    heads = ("gain", "variants", *heads, *(f"{head}, was" for head in heads))
+    return _table("`blocks: auto` at an sd of 0.5 % and a margin of 0.5 %; blocks: median of most", heads, rows)
 
 
-def planned_blocks(variants: int, aim_pct: float) -> int:
-    """Return the planned number of blocks for a gain of `aim_pct` at an sd of 0.5 %, with the mean widening."""
-    needed = blocks_to_detect(
-        log_ratio(aim_pct) - log_ratio(MARGIN_PCT),
-        SD,
-        minimum=BLOCKS[0],
-        level=alpha_of(1) / variants,
-        power=PLANNED_POWER,
-        widening=lambda _blocks: _MEAN_WIDENING,
-    )
-    if needed is None:
-        raise AssertionError("such gains need few blocks")
-    return needed
+def planned_looks(variants: int, aim_pct: float, *, parts: int = LOOKS_OF_AUTO) -> tuple[int, ...]:
+    """Return the looks of `blocks: auto` for a gain of `aim_pct`, at the sd of the noises and the mean widening.
+
+    With one part it is the fixed number of the rule until November 2026.
+    """
+    looks: tuple[int, ...] = (BLOCKS[0],)
+    for _ in range(PASSES):
+        needed = blocks_to_detect(
+            log_ratio(aim_pct) - log_ratio(MARGIN_PCT),
+            SD * upper_factor(ADMITTING_BLOCKS),
+            minimum=BLOCKS[0],
+            level=Look(looks, len(looks) - 1).level(alpha_of(1) / variants),
+            power=PLANNED_POWER,
+            widening=lambda _blocks: _MEAN_WIDENING,
+        )
+        if needed is None:
+            raise AssertionError("such gains need few blocks")
+        looks = (needed,) if parts == 1 else tuple(looks_up_to(needed))
+    return looks
 
 
 def _looks_table(repetitions: int) -> str:
     rows = []
-    for variants in VARIANTS:
-        null = with_looks(noisy("normal"), variants=variants, repetitions=repetitions, effect_pct=0.0)
-        one = with_looks(noisy("normal"), variants=variants, repetitions=repetitions, effect_pct=PLANTED_PCT)
-        rows.append((variants, null.changed, one.better, f"{one.mean_blocks:.1f}"))
-    heads = ("variants", "wrong better or worse", "detects 1 %", "blocks at 1 %")
+    rules = {"looks": jointly, "looks, until November 2026": by_shares, "a fixed number": at_the_end}
+    for name, looking in rules.items():
+        for variants in VARIANTS:
+            null, half, one, two = (
+                with_looks(
+                    noisy("normal"),
+                    variants=variants,
+                    repetitions=repetitions,
+                    effect_pct=effect,
+                    margin_pct=MARGIN_PCT if effect else NO_MARGIN_PCT,
+                    looking=looking,
+                )
+                for effect in (0.0, *_AT_LOOKS)
+            )
+            found = ((each.better, f"{each.blocks.mean():.1f}") for each in (half, one, two))
+            rows.append((name, variants, null.changed, *chain(*found)))
+    heads = ("rule", "variants", "wrong better or worse")
+    heads += tuple(chain(*((f"detects {effect:g} %", "blocks") for effect in _AT_LOOKS)))
     return _table(f"Looks at {', '.join(map(str, LOOKS))} blocks", heads, rows)
 
 
@@ -148,8 +195,9 @@ def _words_table(repetitions: int) -> str:
     rows = []
     for name, case in cases.items():
         for blocks in BLOCKS:
-            rates = verdict_rates(case, blocks=blocks, repetitions=repetitions)
-            words = (rates[word] for word in ("better", "same", "worse", "stalls", "withheld"))
+            rates, old = (verdict_rates(case, blocks=blocks, repetitions=repetitions, rule=rule) for rule in (NOW, OLD))
+            kinds = ("better", "same", "worse", "stalls", "withheld")
+            words = (f"{rates[kind]}, was {100 * old[kind].value:.1f}" for kind in kinds)
             rows.append((name, f"{case.effect_pct:+.1f} %", blocks, *words))
     heads = ("variant", "true effect", "blocks", "better", "same", "worse", "stalls differ", "withheld")
     return _table("Stalls and crashes of one variant", heads, rows)
@@ -159,7 +207,7 @@ def _traps_table(repetitions: int) -> str:
     rng = np.random.default_rng(0)
     again = asked_again(noisy("normal"), blocks=6, repetitions=repetitions)
     wide = outcomes(noisy("normal"), blocks=8, variants=12, repetitions=repetitions)
-    looks = with_looks(noisy("normal"), variants=1, repetitions=repetitions, effect_pct=0.0)
+    looks = with_looks(noisy("normal"), variants=1, repetitions=repetitions, effect_pct=0.0, margin_pct=NO_MARGIN_PCT)
     drift, slot = (outcomes(noisy(name), blocks=10, variants=1, repetitions=repetitions) for name in
                    ("drift of 1 %", "first slot 0.5 % slower"))  # fmt: skip
     normal = outcomes(noisy("normal"), blocks=6, variants=1, repetitions=repetitions)

@@ -32,6 +32,7 @@ from ablate.experiments.analysis.statistics import (
     widening,
 )
 from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
+from ablate.experiments.design.power import ONE_LOOK, Look
 from ablate.experiments.records.receipts import MAD_TO_SIGMA, MIN_SPREAD, OUTLIER_MADS
 from tests.simulation.noise import Draw
 
@@ -55,7 +56,7 @@ class Windows:
     rerun: Flags
     """(repetitions, variants)."""
     dependence: Array
-    """(repetitions,): autocorrelation in each ablation's A/A blocks, corrected for bias; 0 without any."""
+    """(repetitions,): autocorrelation in each ablation's A/A blocks, as the judge takes it."""
     after: Array
     """Like d: 1 where the variant's trial follows one of the variant, -1 where the baseline's does, 0 otherwise."""
     aa_sd: Array
@@ -69,6 +70,8 @@ class Words:
 
     better: Flags
     worse: Flags
+    above: Flags
+    """Proved to be above zero, with an estimate beyond the margin: what the old rule called better."""
     same: Flags
     stalls: Flags
     """Whether the verdict is `inconclusive: stalls differ`."""
@@ -169,28 +172,55 @@ def first_blocks(windows: Windows, blocks: int) -> Windows:
     )
 
 
-def words_of(windows: Windows, *, alpha: ArrayLike, margin_pct: float, effects: Array) -> Words:
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What differs between the present rule and the old one."""
+
+    stalls_veto: bool = False
+    """Whether stalls took a word whatever the medians say."""
+    by_estimate: bool = False
+    """Whether a proved difference is better or worse as soon as the estimate is beyond the margin."""
+
+
+NOW = Rule()
+OLD = Rule(stalls_veto=True, by_estimate=True)
+"""The rule of verdicts until November 2026, beside which the tables show the present one."""
+
+
+def words_of(
+    windows: Windows,
+    *,
+    alpha: ArrayLike,
+    margin_pct: float,
+    effects: Array,
+    look: Look = ONE_LOOK,
+    rule: Rule = NOW,
+) -> Words:
     """Judge every variant at `alpha`, its throughput changed by `effects` (..., variants) in natural log units."""
     alpha = np.asarray(alpha, dtype=np.float64)
     plain = fit(windows.d + effects[..., None], windows.places)
-    dependence = np.maximum(windows.dependence[:, None], own_dependence(windows.d, windows.places))
-    fitted = plain.widened(factors(dependence, plain.blocks))
+    fitted = plain.widened(_widening(windows))
     mean, family = fitted.mean, fitted.mean.shape[-1]
     low, high = log_ratio(-margin_pct), log_ratio(margin_pct)
-    different = holm(fitted.p_different(), family) <= alpha
-    changed = different & ((mean < low) | (mean > high))
-    same = ~changed & (holm(fitted.p_same(low, high), family) <= alpha)
+    different = holm(look.overall(fitted.p_different()), family) <= alpha
+    level = look.level(alpha / family)
+    ends = fitted.interval(level)
+    proved = different & ((mean < low) | (mean > high))
+    changed = proved if rule.by_estimate else (ends[0] > high) | (ends[1] < low)
+    same = ~changed & (holm(look.overall(fitted.p_same(low, high)), family) <= alpha)
     stalls = stalls_of(windows, margin_pct)
+    if not rule.stalls_veto:
+        stalls &= ~_said_by_median(windows, effects, mean, level, (low, high), changed, same)
     spreads = windows.uneven & ~is_clear(windows.d, windows.sums, mean)
-    carried = _carried_over(windows, effects, alpha / family, (low, high), same)
+    carried = _carried_over(windows, effects, level, (low, high), same)
     free = ~stalls & ~spreads & ~windows.rerun & ~_far_noisier(plain, windows) & ~carried
-    ends = fitted.interval(alpha / family)
     return Words(
         better=changed & (mean > 0) & free,
         worse=changed & (mean < 0) & free,
+        above=(changed | proved) & (mean > 0) & free,
         same=same & free,
         stalls=stalls,
-        withheld=(changed | same) & ~free,
+        withheld=(changed | same | (different & (not rule.by_estimate))) & ~free,
         low=np.where(different & (mean > 0), np.maximum(ends[0], 0), ends[0]),
         high=np.where(different & (mean < 0), np.minimum(ends[1], 0), ends[1]),
         estimate=mean,
@@ -210,7 +240,8 @@ def _carried_over(windows: Windows, effects: Array, level: Array, margin: tuple[
     errors = sd[..., None] * np.sqrt(np.diagonal(inverse, axis1=-2, axis2=-1))
     acts = 2 * special.stdtr(freedom, -np.abs(values[..., 2] / errors[..., 2])) <= LEVEL
     mean, error = values[..., 0], errors[..., 0]
-    changed = (2 * special.stdtr(freedom, -np.abs(mean / error)) <= level) & ((mean < margin[0]) | (mean > margin[1]))
+    reach = special.stdtrit(freedom, 1 - level / 2) * error
+    changed = (mean + reach < margin[0]) | (mean - reach > margin[1])
     alike = special.stdtr(freedom, -np.minimum(mean - margin[0], margin[1] - mean) / error) <= level
     return np.asarray(whole & acts & ~np.where(same, alike, changed), dtype=np.bool_)
 
@@ -220,6 +251,29 @@ def _far_noisier(fitted: Fit, windows: Windows) -> Flags:
     ratio = fitted.sd / windows.aa_sd[:, None]
     p = special.fdtrc(fitted.blocks - 2, windows.aa_blocks - 2, ratio**2)
     return np.asarray((ratio >= FAR_NOISIER) & (p <= NOISE_LEVEL), dtype=np.bool_)
+
+
+def _widening(windows: Windows) -> Array:
+    dependence = np.maximum(windows.dependence[:, None], own_dependence(windows.d, windows.places))
+    return factors(dependence, windows.d.shape[-1])
+
+
+def _said_by_median(
+    windows: Windows,
+    effects: Array,
+    mean: Array,
+    level: Array,
+    margin: tuple[float, float],
+    changed: Flags,
+    same: Flags,
+) -> Flags:
+    """Return whether the medians of the windows give the same word as the totals."""
+    fitted = fit(windows.by_median + effects[..., None], windows.places).widened(_widening(windows))
+    ends = fitted.interval(level)
+    differs = (ends[0] > margin[1]) | (ends[1] < margin[0])
+    alike = fitted.p_same(*margin) <= level
+    by_change = differs & (fitted.mean * mean >= 0)
+    return np.asarray(np.where(changed, by_change, np.where(same, alike, ~differs & ~alike)), dtype=np.bool_)
 
 
 def stalls_of(windows: Windows, margin_pct: float) -> Flags:

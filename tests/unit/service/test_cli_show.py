@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.design.power import alpha_of
 from ablate.experiments.outcomes import Decision, Required, VerdictWord
-from ablate.experiments.records.calibration import Sizing
+from ablate.experiments.records.calibration import ExpectedBlocks, Sizing
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.verdict_layout import lay_out
 from ablate.service.cli import tables, verdict_tables
@@ -268,3 +268,15 @@ def test_show_says_of_every_trial_that_did_not_measure_why() -> None:
         text = console.file.getvalue()
         missing = [word for word in why.split() if word not in text.split()]
         assert (width, missing) == (width, [])
+
+
+def test_a_plan_with_looks_says_what_it_takes_at_most_and_what_is_expected() -> None:
+    sizing = sizing_of(1.5, calibration="sha256:0", sd_upper_pct=1.0, mde_pct=0.8, adopted_pct=1.4, blocks_needed=8)
+    sizing = sizing.model_copy(update={"expected": (ExpectedBlocks(change_pct=2.0, blocks=4.0),)})
+    plan = plan_of(8).model_copy(update={"sizing": sizing, "expected_device_minutes": 30.0})
+    said = " ".join(_text(tables.plan(plan)).split())
+    assert "at most about 30.0; expected: 15.0 (4 blocks) for a change of 2 %" in said
+    plan = plan.model_copy(update={"expected_device_minutes": None})
+    assert "no similar ablation has run yet; expected: 4 blocks for a change of 2 %" in " ".join(
+        _text(tables.plan(plan)).split()
+    )

@@ -2,15 +2,19 @@
 
 import json
 
+import numpy as np
 import pytest
 import yaml
+from scipy import stats
 
 from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
 from ablate.experiments.analysis.proposals import proposed
 from ablate.experiments.analysis.sizing import PlannedSpec, plan_spec, size_of, sizing_problems
+from ablate.experiments.analysis.statistics import dependence_of, widening
 from ablate.experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import make_plan
+from ablate.experiments.design.power import Look, alpha_of
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.errors import SpecError
 from ablate.experiments.records.calibration import Calibration
@@ -44,9 +48,38 @@ def test_the_number_is_the_one_that_the_noise_asks_for_and_the_design_sees_its_t
     spec = numbered(calibration(sd))
     sizing = size_of(spec, make_plan(spec), [calibration(sd)])
     assert sizing is not None
-    assert spec.design.blocks.number == sizing.blocks_needed
+    most, looks = spec.design.blocks.number, spec.design.blocks.schedule
+    assert most == sizing.blocks_needed
     assert sizing_problems(spec, sizing) == []
-    assert spec == make_spec(design__blocks={"count": sizing.blocks_needed})
+    assert looks[0] >= 6
+    assert len(looks) == min(4, 1 + most - 6)
+
+
+def test_a_plan_with_looks_expects_the_blocks_that_its_t_tests_take() -> None:
+    noise = calibration(0.02)
+    spec = numbered(noise, variants={"psiv-on": {"gates": {"psiv_cache": True}}})
+    sizing = size_of(spec, make_plan(spec), [noise])
+    assert sizing is not None
+    looks = spec.design.blocks.schedule
+    rng = np.random.default_rng(3)
+    for one in sizing.expected:
+        ends = []
+        for _ in range(400):
+            d = rng.normal(np.log1p(one.change_pct / 100), noise.sd_pct / 100, looks[-1])
+            ends.append(next((n for i, n in enumerate(looks) if answers(d[:n], Look(looks, i), noise)), looks[-1]))
+        assert one.blocks == pytest.approx(np.mean(ends), rel=0.1)
+    assert sizing.expected[-1].blocks < sizing.expected[0].blocks <= looks[-1]
+    fixed = make_spec(design__blocks={"count": looks[-1]})
+    alone = size_of(fixed, make_plan(fixed), [noise])
+    assert alone is not None
+    assert alone.expected == ()
+
+
+def answers(d: np.ndarray, look: Look, noise: Calibration) -> bool:
+    """Return whether the t interval of `d` lies beyond the margin of 0.5 %, or within it."""
+    error = d.std(ddof=1) / len(d) ** 0.5 * widening(dependence_of([noise]), len(d))
+    reach = stats.t.isf(look.level(alpha_of(1)) / 2, len(d) - 2) * error
+    return bool(abs(d.mean()) - reach > np.log1p(0.005) or abs(d.mean()) + reach < np.log1p(0.005))
 
 
 def test_noisier_nodes_and_more_variants_get_more_blocks() -> None:
@@ -89,7 +122,7 @@ def test_exact_metrics_and_calibrations_need_no_noise() -> None:
 
 def test_every_seed_of_a_tested_loss_gets_a_block() -> None:
     tested = [{"metric": "loss_final", "not_worse_by": 0.05}]
-    assert numbered(calibration(0.002), design__seeds=14, verdict__require=tested).design.blocks.number == 14
+    assert numbered(calibration(0.002), design__seeds=14, verdict__require=tested).design.blocks.schedule[-1] == 14
     assert numbered(calibration(0.002), design__seeds=14).design.blocks.number < 14
 
 

@@ -14,7 +14,7 @@ from ablate.experiments.analysis.judge import _reruns_by, judge
 from ablate.experiments.analysis.noise.calibrate import calibrate
 from ablate.experiments.analysis.verdicts import Cause, VariantVerdict
 from ablate.experiments.design.power import alpha_of
-from ablate.experiments.outcomes import AblationState, Decision, FailureClass, VerdictWord
+from ablate.experiments.outcomes import AblationState, Decision, FailureClass, Required, VerdictWord
 from ablate.experiments.records.circumstances import (
     CALIBRATED,
     Admission,
@@ -67,8 +67,17 @@ def test_two_stalls_of_25_steps_are_named_and_not_dropped(others: float) -> None
 
 def test_outlier_steps_of_one_arm_are_named_even_when_the_total_hardly_moves() -> None:
     variant = judged(slowed(make_receipts(PLAN, **QUIET), lambda s: 1.08 if s.index == 11 else 1.0))
-    assert variant.cause is Cause.STALLS
-    assert "8 outlier steps against the baseline's 0 (sign-flip p 0.0078)" in variant.reason
+    assert (variant.verdict, variant.cause) == (VerdictWord.SAME, None)
+    named = "8 outlier steps against the baseline's 0 (sign-flip p 0.0078); both estimates give the same word"
+    assert named in variant.notes
+
+
+@pytest.mark.parametrize(("others", "word"), [(0.9, VerdictWord.BETTER), (1.1, VerdictWord.WORSE)])
+def test_stalls_beside_a_change_that_both_estimates_show_take_no_verdict(others: float, word: VerdictWord) -> None:
+    stalled = slowed(make_receipts(PLAN, **QUIET), lambda s: 2 * others if s.index in (7, 19) else others)
+    variant = judged(stalled)
+    assert (variant.verdict, variant.cause) == (word, None)
+    assert any("by total and" in note and note.endswith("both estimates give the same word") for note in variant.notes)
 
 
 def test_a_slower_arm_without_stalls_is_worse() -> None:
@@ -291,7 +300,7 @@ def test_an_exact_metric_says_which_asking_it_is_and_no_level(*, measured: bool)
 
 
 def test_a_late_asking_needs_more_than_a_first() -> None:
-    receipts = make_receipts(PLAN, {"psiv-on": 1.009}, sd=0.003, seed=3)
+    receipts = make_receipts(PLAN, {"psiv-on": 1.018}, sd=0.003, seed=3)
     verdicts = [judged(receipts, asked(number)).verdict for number in (1, 20)]
     assert verdicts == [VerdictWord.BETTER, VerdictWord.INCONCLUSIVE]
 
@@ -309,10 +318,14 @@ def test_a_failed_exact_requirement_is_said_first_and_rejects_whatever_the_speed
     assert judge(plan, spec, lost, Circumstances()).variants[0].decision is Decision.INCONCLUSIVE
 
 
-def test_by_more_than_the_margin_is_said_only_when_the_interval_clears_it() -> None:
+def test_better_is_said_only_when_the_interval_clears_the_margin() -> None:
     near = judged(make_receipts(PLAN, {"psiv-on": 1.006}, sd=0.003))
+    slow = judged(make_receipts(PLAN, {"psiv-on": 0.994}, sd=0.003))
     far = judged(make_receipts(PLAN, {"psiv-on": 1.03}, sd=0.003))
-    assert (near.verdict, near.beyond_margin) == (VerdictWord.BETTER, False)
-    assert "the whole interval is not" in near.reason
-    assert (far.verdict, far.beyond_margin) == (VerdictWord.BETTER, True)
+    assert (near.verdict, near.cause) == (VerdictWord.INCONCLUSIVE, Cause.ABOVE_ZERO)
+    assert "above zero, maybe below the margin of 0.5 % (p" in near.reason
+    assert near.meets(Required.NOT_WORSE)
+    assert (slow.verdict, slow.cause) == (VerdictWord.INCONCLUSIVE, Cause.BELOW_ZERO)
+    assert not slow.meets(Required.NOT_WORSE)
+    assert far.verdict is VerdictWord.BETTER
     assert "better by more than the margin of 0.5 %" in far.reason

@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
+from ablate.experiments.analysis.declared import step_of
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.looks import at_look
 from ablate.experiments.analysis.noise.admission import admission_of, standing_problems
@@ -92,7 +95,8 @@ def test_a_declared_metric_is_judged_like_the_oracle(seed: int, better: str) -> 
     assert (primary.p_holm, primary.p_same) == pytest.approx((p_differs, p_same), rel=1e-6, abs=1e-12)
     gain = 100 * math.expm1(mean) * (1 if better == "higher" else -1)
     word = VerdictWord.INCONCLUSIVE
-    if p_differs <= LEVEL and abs(gain) > margin:
+    reach = stats.t.ppf(1 - LEVEL / 2, freedom) * se
+    if mean - reach > high or mean + reach < low:
         word = VerdictWord.BETTER if gain > 0 else VerdictWord.WORSE
     elif p_same <= LEVEL:
         word = VerdictWord.SAME
@@ -103,11 +107,7 @@ def test_a_declared_metric_is_judged_like_the_oracle(seed: int, better: str) -> 
     if required.undecided:
         assert variant.decision is not Decision.ADOPT
     if variant.verdict is VerdictWord.BETTER and required.passed:
-        reach = stats.t.ppf(1 - LEVEL / 2, freedom) * se
-        nearest = min((100 * math.expm1(end) for end in (mean - reach, mean + reach)), key=abs)
-        beyond = nearest * gain > 0 and abs(nearest) > margin if better == "higher" else nearest < -margin
-        adopted = Decision.ADOPT if beyond else Decision.INCONCLUSIVE
-        assert variant.decision is (adopted if gain >= 2 * margin else Decision.REJECT)
+        assert variant.decision is (Decision.ADOPT if gain >= 2 * margin else Decision.REJECT)
     if variant.verdict is VerdictWord.WORSE:
         assert variant.decision is Decision.REJECT
 
@@ -222,7 +222,7 @@ def test_a_number_that_ignores_the_seed_proves_nothing() -> None:
     )
     same = {place: {"val_bpb": 1.5} for place in values}
     assert only(judged(spec, plan, same)).verdict is VerdictWord.SAME
-    drifting = {(index, arm): {"val_bpb": 1.5 + index / 100} for index, arm in values}
+    drifting = {(index, arm): {"val_bpb": 1.5 + math.sqrt(index) / 100} for index, arm in values}
     assert only(judged(spec, plan, drifting)).verdict is VerdictWord.SAME
 
 
@@ -352,3 +352,43 @@ def test_receipts_of_the_factory_are_genuine() -> None:
     _, plan = plan_of()
     values = drawn(plan, np.random.default_rng(0), effect=0, sd=0.01)
     assert [problem for one in program_receipts(plan, values) for problem in contradictions(one)] == []
+
+
+@given(st.sampled_from([0.02, 0.001, 1 / 64]), st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_a_metric_in_steps_is_never_the_same_within_less_than_a_step(step: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    margin = float(rng.choice([0.4, 2.5])) * step
+    spec, plan = plan_of(
+        workload__metrics={"val_bpb": {"better": "lower"}},
+        design__seeds=[*range(12)],
+        design__blocks={"count": 12},
+        verdict__primary={"metric": "val_bpb", "margin": f"{100 * margin / 0.9:.2f}%"},
+        verdict__require=[],
+    )
+    shared = {block.index: rng.normal(0, step / 3) for block in plan.blocks}
+    shared[0], shared[1] = step, 0.0
+    values = {
+        (b.index, arm): {"val_bpb": step * round((0.9 + shared[b.index]) / step)}
+        for b in plan.blocks
+        for arm in b.order
+    }
+    variant = only(judged(spec, plan, values))
+    coarse = margin < step
+    assert (variant.verdict is VerdictWord.SAME) is not coarse
+    assert (variant.cause is Cause.COARSE) is coarse
+
+
+def test_steps_are_told_from_numbers_that_only_differ() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        values = rng.normal(2, 0.1, 12)
+        assert (step_of([*values, *values]) or 0) < 1e-4
+        grid = float(rng.choice([0.02, 0.125, 1e-3]))
+        rounded = np.round(values / grid) * grid
+        gaps = np.unique(np.round(np.diff(np.unique(rounded)) / grid).astype(int))
+        step = step_of([*rounded, rounded[0]])
+        assert step == pytest.approx(grid * math.gcd(*gaps.tolist()))
+    assert step_of([0.9, 0.92]) is None, "two numbers always have a gap"
+    assert step_of([0.9, 0.92, 0.9]) == pytest.approx(0.02)
+    assert step_of([0.9, 0.9]) is None

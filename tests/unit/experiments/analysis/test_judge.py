@@ -8,7 +8,7 @@ from ablate.experiments.design.gates import GATES
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.digest import digest
 from ablate.experiments.errors import ReceiptError
-from ablate.experiments.outcomes import Decision, Outcome, VerdictWord
+from ablate.experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED, UNCALIBRATED
 from ablate.experiments.records.receipts import Receipt
 from ablate.kernels.scan_switches import ScanFact
@@ -154,6 +154,25 @@ def test_judge_compares_nothing_with_a_broken_baseline() -> None:
     verdict = judged(swap={"outcome": Outcome.OOM, "message": "no memory"}, where=(1, "baseline"))
     assert {variant.verdict for variant in verdict.variants} == {VerdictWord.INVALID}
     assert "1 of 6 baseline trials ran out of memory" in verdict.variants[0].reason
+
+
+@pytest.mark.parametrize(("blocks", "broken", "kept"), [(8, 1, 7), (12, 2, 10), (8, 2, None), (6, 1, None)])
+def test_few_blocks_are_lost_with_a_baseline_that_fails(blocks: int, broken: int, kept: int | None) -> None:
+    spec = make_spec(design__blocks={"count": blocks})
+    plan = make_plan(spec)
+    ended = {"outcome": Outcome.FAILED, "failure_class": FailureClass.NO_RECEIPT, "summary": None, "message": "gone"}
+    receipts = [
+        one.model_copy(update=ended) if one.arm == "baseline" and one.ids.block_index < broken else one
+        for one in make_receipts(plan, GOOD, sd=0.001)
+    ]
+    variant = psiv(judge(plan, spec, receipts, CALIBRATED))
+    if kept is None:
+        assert variant.verdict is VerdictWord.INVALID
+        return
+    assert variant.verdict is VerdictWord.BETTER
+    assert variant.primary is not None
+    assert variant.primary.blocks == kept
+    assert any("not count: the baseline did not measure (failed: gone)" in note for note in variant.notes)
 
 
 def test_judge_fails_missing_blocks() -> None:

@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.looks import at_look
 from ablate.experiments.analysis.verdicts import Cause
-from ablate.experiments.design.power import level_shares
+from ablate.experiments.design.power import alpha_of
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.outcomes import FailureClass, VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED, UNCALIBRATED, AttemptRecord
@@ -75,11 +76,14 @@ def test_missing_blocks_and_reruns_are_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("look", range(4))
-def test_a_verdict_at_a_look_is_tested_at_its_share(look: int) -> None:
+def test_a_verdict_at_a_look_holds_at_the_level_of_all_looks(look: int) -> None:
     verdict = judge(PLAN, SPEC, receipts(LOOKS[look], speeds={"psiv-on": 1.05}, sd=0.0004), CALIBRATED)
+    (compared, _) = [variant.primary for variant in verdict.variants]
     assert verdict.variants[0].verdict is VerdictWord.BETTER
-    assert verdict.variants[0].primary is not None
-    assert verdict.variants[0].primary.alpha == pytest.approx(0.04 * level_shares(LOOKS)[look])
+    assert compared is not None
+    assert compared.alpha == alpha_of(1)
+    alone = stats.ttest_1samp(np.log1p(np.array(compared.differences_pct) / 100), 0).pvalue
+    assert compared.p_holm > alone
 
 
 @pytest.mark.parametrize("blocks", [5, 7, 11, 19])

@@ -22,9 +22,10 @@ def uncertain(known: Estimate, rng: np.random.Generator) -> tuple[Array, Array]:
 def answered(d: Array, places: Array, asked: Conditions) -> float:
     fitted = fit(d, places)
     low, high = log_ratio(-asked.margin_pct), log_ratio(asked.margin_pct)
-    beyond = (fitted.mean < low) | (fitted.mean > high)
+    ends = fitted.interval(asked.level)
+    beyond = (ends[1] < low) | (ends[0] > high)
     same = fitted.p_same(low, high) <= asked.level
-    return float(np.mean(((fitted.p_different() <= asked.level) & beyond) | same))
+    return float(np.mean(beyond | same))
 
 
 def places(blocks: int) -> Array:

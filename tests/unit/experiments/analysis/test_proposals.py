@@ -20,7 +20,7 @@ from ablate.experiments.analysis.proposals import (
 from ablate.experiments.design.aa_spec import calibration_spec
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import make_plan
-from ablate.experiments.design.power import alpha_of, detectable_per_sd, session_level
+from ablate.experiments.design.power import Look, alpha_of, detectable_per_sd, session_level
 from ablate.experiments.design.rule import rule_of
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.errors import SpecError
@@ -96,8 +96,7 @@ def parse(values: dict[str, Any]) -> AblationSpec:
 def test_plans_and_looks_use_the_level_of_the_proposal() -> None:
     spec = as_proposal(values_of(design__blocks={"looks": [6, 8, 12]}), 50)
     plan = make_plan(spec)
-    share = 1 - (8 / 12) ** 2
-    assert plan.mde_pct_per_sd_pct == detectable_per_sd(12, level=session_level(50) * share)
+    assert plan.mde_pct_per_sd_pct == detectable_per_sd(12, level=Look((6, 8, 12), 2).level(session_level(50)))
     plain = parse(values_of(design__blocks={"looks": [6, 8, 12]}))
     late, early = (chance(one) for one in (spec, plain))
     assert late < 0.5 * early

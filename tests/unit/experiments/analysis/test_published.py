@@ -53,7 +53,7 @@ def test_with_six_processes_the_numbers_decide_as_a_plain_t_interval_does() -> N
         assessment = assess(table(values={"model_tflops_per_s": both}, require=[]))
         d = np.log(np.array(both["variant"], float) / np.array(both["baseline"], float))
         reach = stats.t.ppf(1 - 0.04 / 2, 7) * d.std(ddof=1) / np.sqrt(8)
-        differs = abs(d.mean()) > reach and abs(100 * np.expm1(d.mean())) > 0.5
+        differs = d.mean() - reach > np.log1p(0.005) or d.mean() + reach < np.log1p(-0.005)
         inside = abs(d.mean()) + stats.t.ppf(1 - 0.04, 7) * d.std(ddof=1) / np.sqrt(8) < np.log1p(0.005)
         sides = {True: VerdictWord.BETTER, False: VerdictWord.WORSE}
         expected = sides[bool(d.mean() > 0)] if differs else VerdictWord.SAME if inside else VerdictWord.INCONCLUSIVE

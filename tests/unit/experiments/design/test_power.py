@@ -1,13 +1,18 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import special, stats
 
 from ablate.experiments.design.power import (
+    ONE_LOOK,
     SESSION_ALPHA,
+    Look,
     alpha_of,
     blocks_to_detect,
     detectable_per_sd,
     level_shares,
+    look_levels,
     session_level,
 )
 
@@ -34,6 +39,30 @@ def test_all_looks_together_spend_the_level_once(looks: tuple[int, ...]) -> None
     assert sum(shares) == pytest.approx(1)
     assert len(shares) == len(looks)
     assert min(shares) > 0
+
+
+@pytest.mark.parametrize("looks", [(6, 10), (6, 8, 12, 16), (1990, 2000), tuple(range(6, 22))])
+def test_each_look_crosses_first_as_often_as_its_share_says(looks: tuple[int, ...]) -> None:
+    rng, runs = np.random.default_rng(len(looks)), 400_000
+    growth = np.sqrt(np.diff(np.array(looks, dtype=float), prepend=0))
+    z = np.cumsum(rng.normal(size=(runs, len(looks))) * growth, axis=1) / np.sqrt(looks)
+    crosses = np.abs(z) >= stats.norm.isf(np.array(look_levels(looks, 0.04)) / 2)
+    first = np.bincount(np.argmax(crosses, axis=1)[crosses.any(axis=1)], minlength=len(looks)) / runs
+    assert first == pytest.approx(0.04 * np.array(level_shares(looks)), abs=5 * np.sqrt(0.04 / runs))
+
+
+@given(st.lists(st.integers(6, 200), min_size=2, max_size=6, unique=True), st.floats(1e-7, 0.3), st.data())
+@settings(max_examples=25, deadline=None)
+def test_a_p_value_over_all_looks_is_the_level_that_makes_it_significant(
+    blocks: list[int], level: float, data: st.DataObject
+) -> None:
+    schedule = tuple(sorted(blocks))
+    look = Look(schedule, data.draw(st.integers(0, len(blocks) - 1)))
+    own = look.level(level)
+    assert own == pytest.approx(look_levels(schedule, level)[look.number], rel=0.02)
+    assert look.overall(own) == pytest.approx(level, rel=1e-3)
+    assert own < level
+    assert (ONE_LOOK.level(level), ONE_LOOK.overall(level)) == (level, level)
 
 
 def test_blocks_to_detect_is_the_fewest() -> None:
