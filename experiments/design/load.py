@@ -16,18 +16,20 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ablate.experiments.credentials import form_of
-from ablate.experiments.design.problems import from_validation, listed, shown
-from ablate.experiments.design.recipes import RECIPES
-from ablate.experiments.design.spec import AblationSpec
-from ablate.experiments.design.spec_limits import (
+from ablate.experiments.design.problems import (
     MAX_DEPTH,
     MAX_DIGITS,
     Place,
     duplicate_key,
+    from_validation,
+    listed,
     refusal,
+    shown,
     too_deep,
     too_many_digits,
 )
+from ablate.experiments.design.recipes import RECIPES
+from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.spec_values import NAME_PATTERN, PACKAGE
 from ablate.experiments.errors import SpecError
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from ablate.experiments.errors import SpecProblem
+from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.ids import RULES
 
 AllowedKeys: TypeAlias = Callable[[Sequence[str | int]], Sequence[str]]
@@ -152,3 +152,30 @@ def _sentence(kind: str, name: str, value: object, context: dict[str, Any], mess
 def without_repeats(groups: Iterable[Sequence[SpecProblem]]) -> list[SpecProblem]:
     """Return all problems in order, without duplicates."""
     return list(dict.fromkeys(problem for group in groups for problem in group))
+
+
+MAX_DEPTH = 16
+MAX_DIGITS = 400
+
+Place = tuple[str | int, ...]
+"""Keys and indices from the top of a spec."""
+
+
+def refusal(detail: str, hint: str | None = None, *, at: Place = ()) -> SpecError:
+    """Return the error of one problem."""
+    return SpecError([SpecProblem(pointer=pointer(*at), detail=detail, hint=hint)])
+
+
+def too_deep(at: Place = ()) -> SpecError:
+    """Return the error of a spec that is nested too deeply."""
+    return refusal(f"the spec is nested too deeply; allowed: {MAX_DEPTH} levels", at=at)
+
+
+def too_many_digits(*, at: Place = ()) -> SpecError:
+    """Return the error of a number that is too long."""
+    return refusal(f"the spec holds a number with too many digits; allowed: {MAX_DIGITS}", at=at)
+
+
+def duplicate_key(key: str, at: Place = ()) -> SpecError:
+    """Return the error of a key that a mapping has twice."""
+    return refusal(f"key {shown(key)} appears more than once", "keep one of them", at=at)

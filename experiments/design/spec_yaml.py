@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-from ablate.experiments.design.problems import shown
-from ablate.experiments.design.spec_limits import (
+from ablate.experiments.design.problems import (
     MAX_DEPTH,
     MAX_DIGITS,
     Place,
     duplicate_key,
     refusal,
+    shown,
     too_deep,
     too_many_digits,
 )

@@ -13,13 +13,28 @@ from ablate.experiments.design.power import ALPHA
 if TYPE_CHECKING:
     from ablate.experiments.analysis.verdicts import ArmSummary, NodeMeans, Verdict
     from ablate.experiments.design.arms import Arm
-    from ablate.experiments.records.calibration import Ledger
+    from ablate.experiments.records.calibration import Calibration, Ledger
     from ablate.experiments.records.receipts import Receipt
 
 MOST_NODES = 3
 """Up to so many nodes, each rate is listed."""
 LONGEST_BLOCK_LIST = 60
 """Characters of a list of blocks."""
+
+
+def drift(calibration: "Calibration") -> str:
+    """Return the drift in the time that its A/A blocks took, an hour at most; empty without noise.
+
+    Minutes do not tell what an hour would bring.
+    """
+    if not calibration.drift_pct_per_hour:
+        return ""
+    spans: dict[str, list[datetime]] = {}
+    for block in calibration.samples:
+        spans.setdefault(block.ablation, []).append(datetime.fromisoformat(block.started_at))
+    longest_s = max((max(times) - min(times)).total_seconds() for times in spans.values()) if spans else 0.0
+    hours = min(longest_s / 3600, 1.0) or 1.0
+    return f"{percent(100 * math.expm1(hours * calibration.drift_pct_per_hour / 100))} in {duration(3600 * hours)}"
 
 
 def rate(arm: "ArmSummary") -> str | None:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row
 
 from ablate.experiments.analysis.noise.calibrate import serials_of
 from ablate.experiments.block_numbers import block_name
-from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
+from ablate.experiments.design.spec import MIN_BLOCKS
 from ablate.experiments.outcomes import AblationState
 from ablate.experiments.reporting.wording import duration
 from ablate.service.http.links import below
@@ -120,8 +120,8 @@ def calibrated(node: NodePublic, noise: Sequence[CalibrationPublic]) -> str:
     if not own:
         return "uncalibrated"
     newest = max(own, key=lambda one: one.calibration.measured_at)
-    if newest.calibration.blocks < ADMITTING_BLOCKS:
-        return f"uncalibrated: {newest.calibration.blocks} of {ADMITTING_BLOCKS} A/A blocks"
+    if newest.calibration.blocks < MIN_BLOCKS:
+        return f"uncalibrated: {newest.calibration.blocks} of {MIN_BLOCKS} A/A blocks"
     words = f"calibrated {duration(age_s(newest.calibration.measured_at))} ago for {newest.calibration.key.recipe}"
     return words if newest.problem is None else f"{words}, no longer valid: {newest.problem}"
 

@@ -137,7 +137,7 @@ def show_sessions(request: Request, services: ServicesDep, visitor: ReadingVisit
 def show_session(request: Request, name: SessionName, services: ServicesDep, visitor: ReadingVisitor) -> Response:
     """Show the path of a session."""
     with services.store.read() as connection:
-        view = session_page(connection, name, visitor.principal)
+        view = session_page(connection, name, visitor.principal, services.settings)
     return page(request, "session.html", view=view, visitor=visitor)
 
 

@@ -11,6 +11,7 @@ from ablate.service.http.links import below
 from ablate.service.principals import Principal
 from ablate.service.routes.sessions import all_sessions, session_path
 from ablate.service.schemas.sessions import ProposalPublic, SessionPath, SessionPublic
+from ablate.service.settings import ServiceSettings
 
 _TONES = {
     ProposalOutcome.KEEP: Tone.GOOD,
@@ -30,9 +31,9 @@ class SessionPage:
     path: Table
 
 
-def session_page(connection: Connection, name: str, principal: Principal) -> SessionPage:
+def session_page(connection: Connection, name: str, principal: Principal, settings: ServiceSettings) -> SessionPage:
     """Read the page of a session. Raises NotFound."""
-    session = session_path(connection, name, principal)
+    session = session_path(connection, name, principal, settings)
     counted = f"{session.kept:,} of {wording.counted(session.proposals, 'proposal')} kept"
     incumbent = f"proposal {session.incumbent}" if session.incumbent else "the baseline that opened the session"
     lead = f"{counted}. The incumbent is {incumbent}. "
