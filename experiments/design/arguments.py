@@ -4,6 +4,7 @@ A flag is a word that begins with a dash and is no number. The words after it, u
 `--flag=value` has exactly one. The words after `--` are never flags. No program's own parser is asked.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -47,6 +48,18 @@ def merged_arguments(base: Sequence[str], changes: Sequence[str]) -> tuple[str, 
     words += [word for one in own_parts if one.flag not in placed for word in one.words]
     end = (_END,) if _END in (*base, *changes) else ()
     return (*words, *end, *rest, *own_rest)
+
+
+def flags_of(words: Sequence[str]) -> dict[str, str]:
+    """Return the values of each flag as one text, of a repeated one together; without a flag under an empty name."""
+    parts, rest = _divided(words)
+    values: dict[str, list[str]] = {}
+    for part in parts:
+        own = [part.words[0].partition("=")[2]] if part.joined else part.words[part.flag is not None :]
+        values.setdefault(part.flag or "", []).extend(own)
+    if rest:
+        values.setdefault("", []).extend(rest)
+    return {flag: shlex.join(own) for flag, own in values.items()}
 
 
 def _divided(words: Sequence[str]) -> tuple[list[_Part], Sequence[str]]:

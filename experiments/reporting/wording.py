@@ -95,13 +95,6 @@ def false_verdicts(ledger: "Ledger") -> str:
     return f"{text} It takes {counted(needed(ledger.false_words), 'A/A ablation')} to support 5{SPACE}%."
 
 
-def changed_gates(arm: "Arm", baseline: "Arm") -> str:
-    """Return what differs in `arm`, for example "chunk_size=32, psiv_cache=true"; empty for a repeat."""
-    changed = {name: value for name, value in arm.gates.items() if value != baseline.gates[name]}
-    changed |= {name: own for name, (own, _base) in arm.config.changed_from(baseline.config).items()}
-    return ", ".join(f"{name}={show(changed[name])}" for name in sorted(changed))
-
-
 def gate_values(name: str, arms: tuple["Arm", ...], longest: int) -> str:
     """Return one gate over all arms: its value, then the arms that differ, for example "16; chunk-32: 32"."""
     first, *others = arms

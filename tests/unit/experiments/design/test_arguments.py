@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ablate.experiments.design.arguments import merged_arguments
+from ablate.experiments.design.arguments import flags_of, merged_arguments
 from ablate.experiments.errors import SpecError
 
 numbers = st.one_of(
@@ -113,3 +113,15 @@ def test_values_that_may_be_arguments_of_their_own_are_refused(base: str, change
     (problem,) = refused.value.problems
     assert (f"'{changes}'" in problem.detail, f"'{base}'" in problem.detail) == (True, True)
     assert f"{base.split()[0]}=VALUE" in str(problem.hint)
+
+
+def test_flags_have_their_values_however_they_are_written() -> None:
+    words = "train.py --lr=1e-3 -v --tag a --tag 'b c' --scale -2 data -- --rest".replace("'b c'", "b").split()
+    assert flags_of(words) == {
+        "": "train.py --rest",
+        "--lr": "1e-3",
+        "-v": "",
+        "--tag": "a b",
+        "--scale": "-2 data",
+    }
+    assert flags_of(["--name", "a b"]) == {"--name": "'a b'"}

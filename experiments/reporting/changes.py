@@ -1,0 +1,71 @@
+"""What a variant changes: settings, arguments flag by flag, and variables, with the values before and after."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ablate.experiments.design.arguments import flags_of
+from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.gate import show
+from ablate.experiments.design.kinds.program import ProgramArm
+
+ARGUMENTS, CODE = "args", "code"
+_ARROW = "\N{RIGHTWARDS ARROW}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One setting in which a variant differs from the baseline."""
+
+    name: str
+    """A gate, a value, a flag, or a variable; empty for arguments without a flag."""
+    before: str | None
+    """None if the baseline lacks it, or if only the resolved spec tells."""
+    after: str | None
+    """None if the variant lacks it."""
+
+    def __str__(self) -> str:
+        """Return for example "--lr 0.01 → 0.012", "+ --fused", "psiv_cache false → true"."""
+        if self.before is None or self.after is None:
+            sign = "\N{MINUS SIGN}" if self.after is None else "+" * self.name.startswith("-")
+            value = self.after if self.before is None else self.before
+            return " ".join(part for part in (sign, self.name, value) if part)
+        return " ".join(part for part in (self.name, self.before or "nothing", _ARROW, self.after or "nothing") if part)
+
+
+def arm_changes(arm: Arm, baseline: Arm) -> tuple[Change, ...]:
+    """Return the changes of an arm against the baseline; none for a repeat."""
+    own, base = (settings_of(one.gates, one.config) for one in (arm, baseline))
+    for name, (value, other) in arm.config.changed_from(baseline.config).items():
+        own[name], base[name] = value, other
+    return tuple(changes_between(own, base))
+
+
+def settings_of(gates: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """Return the settings of an arm, whose arguments are words and not one text."""
+    return {**gates, ARGUMENTS: config.args} if isinstance(config, ProgramArm) and ARGUMENTS in gates else dict(gates)
+
+
+def changes_between(own: Mapping[str, Any], base: Mapping[str, Any]) -> Iterator[Change]:
+    """Yield the changes between two arms' settings, arguments flag by flag."""
+    if own.get(ARGUMENTS) != base.get(ARGUMENTS):
+        yield from _of_arguments(own.get(ARGUMENTS) or (), base.get(ARGUMENTS) or ())
+    for name in sorted({*own, *base} - {ARGUMENTS}):
+        if own.get(name) != base.get(name):
+            yield Change(name=name.removeprefix("env."), before=_text(base.get(name)), after=_text(own.get(name)))
+
+
+def _of_arguments(own: Sequence[str], base: Sequence[str]) -> Iterator[Change]:
+    mine, theirs = flags_of(own), flags_of(base)
+    for name in {**theirs, **mine}:
+        if mine.get(name) != theirs.get(name):
+            yield Change(name=name, before=theirs.get(name), after=mine.get(name))
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else show(value)
+
+
+def in_one_line(changes: Sequence[Change]) -> str:
+    """Return all changes; empty for a repeat."""
+    return ", ".join(map(str, changes))
