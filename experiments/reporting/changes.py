@@ -2,12 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
+from ablate.experiments.analysis.proposals import NOTE
 from ablate.experiments.design.arguments import flags_of
 from ablate.experiments.design.arms import Arm
 from ablate.experiments.design.gate import show
 from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.design.load import load_values
+from ablate.experiments.errors import SpecError
+from ablate.experiments.outcomes import VARIANT
 
 ARGUMENTS, CODE = "args", "code"
 _ARROW = "\N{RIGHTWARDS ARROW}"
@@ -33,12 +39,66 @@ class Change:
         return " ".join(part for part in (self.name, self.before or "nothing", _ARROW, self.after or "nothing") if part)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChangedArm:
+    """A variant with its changes, for pages."""
+
+    arm: str
+    changes: tuple[Change, ...]
+    note: str = ""
+    """Its author's words."""
+
+
 def arm_changes(arm: Arm, baseline: Arm) -> tuple[Change, ...]:
     """Return the changes of an arm against the baseline; none for a repeat."""
     own, base = (settings_of(one.gates, one.config) for one in (arm, baseline))
     for name, (value, other) in arm.config.changed_from(baseline.config).items():
         own[name], base[name] = value, other
     return tuple(changes_between(own, base))
+
+
+def changed_arms(arms: Sequence[Arm], note: str = "") -> list[ChangedArm]:
+    """Return the variants among the arms of a plan, whose first one is the baseline."""
+    return [
+        ChangedArm(arm=arm.name, changes=arm_changes(arm, arms[0]), note=note) for arm in arms if arm.role == VARIANT
+    ]
+
+
+@lru_cache(maxsize=1_024)
+def changes_in_spec(text: str, content_type: str) -> dict[str, ChangedArm]:
+    """Return the variants of a stored spec by name; none of one that this version cannot read.
+
+    A list of ablations has no time to resolve arms, so a gate whose default the baseline keeps lacks its value before.
+    """
+    try:
+        values = load_values(text.encode(), content_type)
+    except SpecError:
+        return {}
+    note = str((values.get("labels") or {}).get(NOTE, ""))
+    base = _written(values.get("baseline") or {}, values.get("workload") or {})
+    return {
+        str(name): ChangedArm(arm=str(name), changes=tuple(changes_between({**base, **_written(own)}, base)), note=note)
+        for name, own in (values.get("variants") or {}).items()
+    }
+
+
+def _written(arm: Mapping[str, Any], workload: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Return the settings that a spec writes for an arm."""
+    code = arm.get("code") or workload.get("code")
+    settings = {**(workload.get("overrides") or {}), **(arm.get("overrides") or {}), **(arm.get("gates") or {})}
+    settings |= {f"env.{name}": value for name, value in (arm.get("env") or {}).items()}
+    if arm.get("args") is not None:
+        settings[ARGUMENTS] = [str(word) for word in arm["args"]]
+    if code:
+        settings[CODE] = shown_code(code)
+    return settings
+
+
+def shown_code(code: Any) -> str:
+    """Return a short name of code in a spec: a folder, a commit, or the beginning of an archive's digest."""
+    if not isinstance(code, Mapping):
+        return str(code)
+    return str(code.get("commit") or str(code.get("archive", "")).removeprefix("sha256:"))[:12]
 
 
 def settings_of(gates: Mapping[str, Any], config: Any) -> dict[str, Any]:

@@ -214,6 +214,11 @@ def fixed(value: float | None, digits: int = 4) -> str:
     return NOTHING if value is None else f"{value:,.{digits}f}"
 
 
+def ago(rfc3339: str) -> str:
+    """Format an RFC 3339 time as its age, for example "12 min ago"."""
+    return f"{duration((datetime.now(UTC) - datetime.fromisoformat(rfc3339)).total_seconds())} ago"
+
+
 def moment(rfc3339: str) -> str:
     """Format an RFC 3339 time in UTC to the second; return any other text unchanged."""
     try:

@@ -12,12 +12,15 @@ from ablate.experiments.design.metrics import METRICS, WINDOW_METRICS
 from ablate.experiments.outcomes import Outcome, VerdictWord
 from ablate.experiments.records.receipts import Receipt
 from ablate.experiments.reporting import verdict_cells, wording
+from ablate.experiments.reporting.changes import arm_changes, in_one_line
 from ablate.experiments.reporting.sentences import WITHOUT_STATISTICS, missing, origin_problems
 from ablate.experiments.reporting.table import Cell
 from ablate.experiments.reporting.verdict_layout import VariantLayout, is_exact, speed_unjudged, uncalibrated
 from ablate.experiments.reporting.view import AblationView
 from ablate.model.measurements import Metric
 
+LONGEST_CHANGE = 160
+"""Characters of a variant's changes beside its verdict."""
 WORTH_LOAD = 0.1
 """Share of CPU time taken by other processes from which the page warns."""
 WORTH_DRIFT_PCT = 1.0
@@ -34,6 +37,8 @@ class AnswerLine:
     """One variant on one line."""
 
     variant: VariantLayout
+    changes: str
+    """What it changes, in one line."""
     word: Cell
     """The published verdict, in the tone of the samples' verdict."""
     headline: str
@@ -58,9 +63,11 @@ def first_screen(view: AblationView) -> FirstScreen | None:
     if verdict is None or answer is None:
         return None
     judged = {variant.arm: variant for variant in verdict.variants}
+    changes = {arm.name: in_one_line(arm_changes(arm, view.plan.baseline)) for arm in view.plan.variants}
     lines = tuple(
         AnswerLine(
             variant=layout,
+            changes=wording.shorten(changes.get(layout.arm, ""), LONGEST_CHANGE),
             word=word_cell(judged[layout.arm], layout.word),
             headline=headline(verdict, judged[layout.arm]),
             absolute=_absolute(view, verdict, layout.arm),
