@@ -103,7 +103,12 @@ def shown_code(code: Any) -> str:
 
 def settings_of(gates: Mapping[str, Any], config: Any) -> dict[str, Any]:
     """Return the settings of an arm, whose arguments are words and not one text."""
-    return {**gates, ARGUMENTS: config.args} if isinstance(config, ProgramArm) and ARGUMENTS in gates else dict(gates)
+    settings = dict(gates)
+    if isinstance(config, ProgramArm):
+        settings = {name: value for name, value in settings.items() if value != "" or not name.startswith("env.")}
+        settings |= {CODE: str(gates[CODE]).removeprefix("sha256:")} if CODE in gates else {}
+        settings |= {ARGUMENTS: config.args} if ARGUMENTS in gates else {}
+    return settings
 
 
 def changes_between(own: Mapping[str, Any], base: Mapping[str, Any]) -> Iterator[Change]:

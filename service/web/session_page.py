@@ -76,9 +76,16 @@ def _rows(session: SessionPath, changes: Mapping[str, str]) -> list[tuple[Cell, 
         change = Cell(text=shorten(told, LONGEST_CHANGE) or one.name, link=link, note=one.note or "")
         against = f"proposal {incumbent}" if incumbent else "first baseline"
         level, when = f"{100 * one.level:.2g} %", wording.ago(one.created_at)
-        rows.append(row(f"{one.number:,}", change, _outcome(one), one.answer or "", against, level, when))
+        rows.append(
+            row(f"{one.number:,}", change, _outcome(one), _without_name(one.answer or ""), against, level, when)
+        )
         incumbent = one.number if one.outcome is ProposalOutcome.KEEP else incumbent
     return rows[::-1]
+
+
+def _without_name(answer: str) -> str:
+    """Return an answer without the name of the variant, beside whose change it stands."""
+    return answer.partition(" ")[2] or answer
 
 
 def _outcome(one: ProposalPublic) -> Cell:

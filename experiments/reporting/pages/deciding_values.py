@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ablate.experiments.analysis.statistics import mean_of
 from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.metrics import METRICS
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.receipts import read_named
 from ablate.experiments.reporting import wording
@@ -21,14 +22,14 @@ def deciding_values(view: AblationView) -> Table | None:
     if all(cells[1].text == wording.NOTHING for cells in rows):
         return None
     metric = verdict.rule["primary"]["metric"]
-    unit = wording.unit(metric)
+    mean = f"mean, {wording.unit(metric)}" if metric in METRICS else "mean"
+    headings = (mean, "smallest to largest", "trials", "change", interval_heading(verdict))
     return Table(
         title=f"The values that decide: {wording.metric(metric)}",
-        columns=(*texts("arm"), *numbers(unit or "mean", "smallest to largest", "trials", "change"),
-                 *numbers(interval_heading(verdict))),
+        columns=(*texts("arm"), *numbers(*headings)),
         rows=tuple(rows),
         note="Means over the trials that count. The change is the mean of the pairs of a block.",
-    )  # fmt: skip
+    )
 
 
 def _row(view: AblationView, verdict: Verdict, variant: VariantLayout | None) -> tuple[Cell, ...]:

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from ablate.experiments.analysis.arm_summary import measured_trials
 from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.metrics import CURVE_METRICS, METRICS
 from ablate.experiments.records.circumstances import Circumstances
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.between import between_variants
@@ -33,7 +34,7 @@ from ablate.experiments.reporting.wording import false_verdicts
 def render(view: AblationView) -> str:
     """Render the report of `view`; equal views give equal pages, in every state of the ablation."""
     pictures = registry.draw_all(view)
-    curve = _curve(pictures)
+    curve = None if view.verdict is None else _curve(view.verdict, pictures)
     return (
         _environment()
         .get_template("report.html")
@@ -71,13 +72,16 @@ def render(view: AblationView) -> str:
 
 _PLACED = ("forest", "step-memory")
 """Pictures with a place of their own."""
-_CURVES = ("curves", "losses", "steps")
-"""Pictures over the steps; the first one that there is stands beside the answer."""
+_OF_LEARNING, _OF_COSTS = ("curves", "losses", "differences"), ("differences", "steps")
+"""Pictures of a loss or of a number that a program reports, and of times and memory, the best one first."""
 
 
-def _curve(pictures: Sequence[Picture]) -> str | None:
+def _curve(verdict: Verdict, pictures: Sequence[Picture]) -> str | None:
+    """Return the picture that stands beside the answer; None without one."""
+    metric = METRICS.get(verdict.rule["primary"]["metric"])
+    costs = metric is not None and metric.kind != "loss" and metric.name not in CURVE_METRICS
     names = {picture.name for picture in pictures}
-    return next((name for name in _CURVES if name in names), None)
+    return next((name for name in (_OF_COSTS if costs else _OF_LEARNING) if name in names), None)
 
 
 @cache
