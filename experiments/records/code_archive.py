@@ -306,15 +306,15 @@ def _leaves(link: tarfile.TarInfo) -> bool:
 class _BoundedReader:
     """The expanded archive, which ends with an error before it is larger than any allowed one."""
 
-    def __init__(self, source: gzip.GzipFile, most_bytes: int = MOST_BYTES + MOST_FILES * _FRAMING) -> None:
+    def __init__(self, source: gzip.GzipFile, most_bytes: int | None = None) -> None:
         self._source = source
-        self._left = self._most = most_bytes
+        self._limit = code_limit() if most_bytes is None else f"{most_bytes:,} bytes"
+        self._left = MOST_BYTES + MOST_FILES * _FRAMING if most_bytes is None else most_bytes
 
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes."""
         data = self._source.read(size)
         self._left -= len(data)
         if self._left < 0:
-            limit = code_limit() if self._most >= MOST_BYTES else f"{self._most:,} bytes"
-            raise CodeArchiveError(f"the archive expands to more than {limit}")
+            raise CodeArchiveError(f"the archive expands to more than {self._limit}")
         return data

@@ -157,7 +157,7 @@ def standing_problems(calibration: Calibration, at: float) -> Iterator[str]:
     spread over the seeds of its own blocks.
     """
     if calibration.blocks < MIN_BLOCKS:
-        yield f"this device has {calibration.blocks} A/A blocks; {MIN_BLOCKS} admit a verdict"
+        yield f"this device has {calibration.blocks} A/A blocks; {MIN_BLOCKS} allow a verdict"
     if calibration.sd_pct == 0 and not calibration.bit_repeatable:
         yield "the A/A blocks show no noise at all, so they measured nothing"
         return

@@ -16,9 +16,8 @@ from ablate.experiments.reporting.between import between_variants
 from ablate.experiments.reporting.changes import changed_arms
 from ablate.experiments.reporting.pages import circumstance_tables, evidence_tables
 from ablate.experiments.reporting.pages.circumstance_tables import rule_in_words
-from ablate.experiments.reporting.pages.deciding_values import deciding_values
 from ablate.experiments.reporting.pages.evidence_tables import compilation_table
-from ablate.experiments.reporting.pages.first_screen import first_screen
+from ablate.experiments.reporting.pages.first_screen import deciding_values, first_screen
 from ablate.experiments.reporting.pages.page_templates import make_environment
 from ablate.experiments.reporting.pages.program_tables import program_tables
 from ablate.experiments.reporting.pictures import registry
