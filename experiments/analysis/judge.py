@@ -27,7 +27,14 @@ from ablate.experiments.analysis.exact import ExactResult, judge_exactly, not_ex
 from ablate.experiments.analysis.influences import WordTests, explained_by_carry_over, influences
 from ablate.experiments.analysis.noise.calibrate import aa_blocks_of
 from ablate.experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
-from ablate.experiments.analysis.programs import costs_of, kernel_note, other_tokens, program_notes, step_kernels
+from ablate.experiments.analysis.programs import (
+    contradictions_of,
+    costs_of,
+    kernel_note,
+    other_tokens,
+    program_notes,
+    step_kernels,
+)
 from ablate.experiments.analysis.requirements import judge_requirement, result_of
 from ablate.experiments.analysis.sample_checks import noise_differs, noisier, spreads_differ, stalls_differ
 from ablate.experiments.analysis.statistics import count_flip_p, dependence_of
@@ -257,6 +264,7 @@ class _Judge:
                 *([kernel_note(kernels)] if kernels else []),
                 *self._family_notes(name),
             ),
+            contradictions=tuple(contradictions_of(evidence)),
             step_kernels=kernels,
         )
 

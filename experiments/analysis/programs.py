@@ -109,7 +109,6 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
     if metric == PROCESS_METRIC:
         yield "the time is that of the whole process, with its start"
     for arm, receipts in (("variant", evidence.receipts), ("baseline", [pair.baseline for pair in evidence.pairs])):
-        yield from _contradictions(arm, receipts)
         if _ignores_seed(receipts):
             yield f"two seeds of the {arm} have bit-identical losses: the program may ignore its seed"
         unequal = next((tokens for receipt in receipts if len(set(tokens := _tokens_of_ranks(receipt))) > 1), None)
@@ -118,8 +117,13 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
             yield f"ranks of the {arm} reported unequal tokens: {shown}; one may count its own share wrongly"
 
 
+def contradictions_of(evidence: Evidence) -> Iterator[str]:
+    """Say which results the programs of both arms printed otherwise than they count, with the first such trial."""
+    yield from _contradictions(f"arm '{evidence.arm.name}'", evidence.receipts)
+    yield from _contradictions("the baseline", [pair.baseline for pair in evidence.pairs])
+
+
 def _contradictions(arm: str, receipts: Sequence[Receipt]) -> Iterator[str]:
-    """Say which results an arm's programs printed otherwise than they count, with the first such trial."""
     programs = [(receipt.ids.block_index, receipt.program) for receipt in receipts if receipt.program]
     for name in sorted({name for _, program in programs for name in program.contradicted}):
         contradicting = [(block, program) for block, program in programs if name in program.contradicted]
@@ -127,7 +131,7 @@ def _contradictions(arm: str, receipts: Sequence[Receipt]) -> Iterator[str]:
         printed, counted = first.contradicted[name], first.reported[name]
         numbers = f"{printed:.6g} as {printable(name)}, but {counted:.6g} counts"
         trials = f"{len(contradicting)} of its {len(programs)} trials"
-        yield f"the {arm} contradicts itself: it printed {numbers} ({block_name(block)}; so in {trials})"
+        yield f"{arm} contradicts itself: it printed {numbers} ({block_name(block)}; so in {trials})"
 
 
 def _tokens_of_ranks(receipt: Receipt) -> tuple[int, ...]:

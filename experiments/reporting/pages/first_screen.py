@@ -18,6 +18,7 @@ from ablate.experiments.reporting.sentences import WITHOUT_STATISTICS, missing, 
 from ablate.experiments.reporting.table import Cell, Table, numbers, row, texts
 from ablate.experiments.reporting.verdict_layout import (
     VariantLayout,
+    contradictions,
     interval_heading,
     is_exact,
     speed_unjudged,
@@ -182,6 +183,7 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     circumstances = verdict.circumstances
     admission, attempts, family = circumstances.admission, circumstances.attempts, circumstances.family
     yield from () if view.answer is None else view.answer.outlook
+    yield from (f"{wording.capitalised(text)}." for text in contradictions(verdict))
     yield from (f"{problem}." for problem in origin_problems(verdict))
     if nodes := wording.caveat(verdict):
         yield nodes

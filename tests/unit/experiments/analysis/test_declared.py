@@ -376,10 +376,14 @@ def test_a_printed_number_that_contradicts_the_counted_one_is_named() -> None:
         lies = receipt.arm == "fused" and receipt.ids.block_index in (2, 4)
         program = receipt.program.model_copy(update={"contradicted": {"val_bpb": 0.001} if lies else {}})
         receipts.append(seal({**receipt.model_dump(), "program": program}))
-    (note,) = [note for note in only(judge(plan, spec, receipts, ADMITTED)).notes if "contradicts itself" in note]
+    verdict = judge(plan, spec, receipts, ADMITTED)
+    (text,) = only(verdict).contradictions
     counted = values[2, "fused"]["val_bpb"]
     said = f"it printed 0.001 as val_bpb, but {counted:.6g} counts (block 3; so in 2 of its 6 trials)"
-    assert note == f"the variant contradicts itself: {said}"
+    assert text == f"arm 'fused' contradicts itself: {said}"
+    assert lay_out(verdict).caveat.startswith(text)
+    assert text in lay_out(verdict).variants[0].remarks
+    assert only(judge(plan, spec, program_receipts(plan, values), ADMITTED)).contradictions == ()
 
 
 def test_aa_blocks_without_a_ratio_are_left_out() -> None:
