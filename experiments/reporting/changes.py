@@ -48,6 +48,11 @@ class ChangedArm:
     note: str = ""
     """Its author's words."""
 
+    @property
+    def text(self) -> str:
+        """Its changes in one line."""
+        return in_one_line(self.changes) or "repeats the baseline"
+
 
 def arm_changes(arm: Arm, baseline: Arm) -> tuple[Change, ...]:
     """Return the changes of an arm against the baseline; none for a repeat."""

@@ -12,7 +12,7 @@ from ablate.experiments.analysis.proposals import NOTE
 from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.spec import MIN_BLOCKS
 from ablate.experiments.outcomes import AblationState
-from ablate.experiments.reporting.changes import ChangedArm, changes_in_spec, in_one_line
+from ablate.experiments.reporting.changes import ChangedArm, changes_in_spec
 from ablate.experiments.reporting.pages.first_screen import LONGEST_CHANGE
 from ablate.experiments.reporting.wording import duration, shorten
 from ablate.service.http.links import below
@@ -190,4 +190,4 @@ def _line(connection: Connection, row: AblationPublic, spec: str, content_type: 
 
 def _change(changes: Mapping[str, ChangedArm], name: str) -> str:
     """Return the changes of a variant in one line."""
-    return shorten(in_one_line(changes[name].changes), LONGEST_CHANGE) if name in changes else ""
+    return shorten(changes[name].text, LONGEST_CHANGE) if name in changes else ""
