@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from sqlalchemy import Connection
 
-from ablate.experiments.analysis.noise.admission import standing_problems
+from ablate.experiments.analysis.noise.admission import is_enough
 from ablate.experiments.analysis.sizing import PlannedSpec, plan_spec, sizing_problems, workload_of
 from ablate.experiments.design.plan import Plan, controlled, may_have_control, questions
 from ablate.experiments.design.power import alpha_of
@@ -170,13 +170,13 @@ def _may_have_control(spec: AblationSpec, every: int) -> bool:
 
 
 def is_measured(services: Services, spec: AblationSpec, plan: Plan) -> bool:
-    """Return whether a calibration admits a device to verdicts on this workload now."""
+    """Return whether no control would narrow a verdict on this workload now."""
     if not _may_have_control(spec, services.settings.control_every):
         return True
     with services.store.read() as connection:
         calibrations = read_calibrations(connection, workload=workload_of(plan, spec))
     now = time.time()
-    return any(next(standing_problems(one, now), None) is None for one in calibrations)
+    return any(is_enough(one, now) for one in calibrations)
 
 
 def check_reports(spec: AblationSpec, plan: Plan, most_bytes: int) -> None:

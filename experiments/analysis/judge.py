@@ -29,7 +29,14 @@ from ablate.experiments.analysis.exact import ExactResult, judge_exactly, not_ex
 from ablate.experiments.analysis.influences import WordTests, explained_by_carry_over, influences, said_by_median
 from ablate.experiments.analysis.noise.calibrate import aa_blocks_of
 from ablate.experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
-from ablate.experiments.analysis.programs import costs_of, kernel_note, other_tokens, program_notes, step_kernels
+from ablate.experiments.analysis.programs import (
+    contradictions_of,
+    costs_of,
+    kernel_note,
+    other_tokens,
+    program_notes,
+    step_kernels,
+)
 from ablate.experiments.analysis.requirements import judge_requirement, result_of
 from ablate.experiments.analysis.sample_checks import (
     estimates_apart,
@@ -271,6 +278,7 @@ class _Judge:
                 *([kernel_note(kernels)] if kernels else []),
                 *self._family_notes(name),
             ),
+            contradictions=tuple(contradictions_of(evidence)),
             step_kernels=kernels,
         )
 

@@ -11,7 +11,7 @@ from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.gate_readings import DECLARED
 from ablate.experiments.design.metrics import PROCESS_METRIC
 from ablate.experiments.outcomes import Outcome
-from ablate.experiments.records.program_report import shorten
+from ablate.experiments.records.program_report import printable, shorten
 from ablate.experiments.records.receipts import Receipt, kernel_rows
 
 MOST_CHANGES = 25
@@ -115,6 +115,23 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
         if unequal is not None:
             shown = ", ".join(f"{count:,}" for count in unequal[:_RANKS_SHOWN])
             yield f"ranks of the {arm} reported unequal tokens: {shown}; one may count its own share wrongly"
+
+
+def contradictions_of(evidence: Evidence) -> Iterator[str]:
+    """Say which results the programs of both arms printed otherwise than they count, with the first such trial."""
+    yield from _contradictions(f"arm '{evidence.arm.name}'", evidence.receipts)
+    yield from _contradictions("the baseline", [pair.baseline for pair in evidence.pairs])
+
+
+def _contradictions(arm: str, receipts: Sequence[Receipt]) -> Iterator[str]:
+    programs = [(receipt.ids.block_index, receipt.program) for receipt in receipts if receipt.program]
+    for name in sorted({name for _, program in programs for name in program.contradicted}):
+        contradicting = [(block, program) for block, program in programs if name in program.contradicted]
+        block, first = contradicting[0]
+        printed, counted = first.contradicted[name], first.reported[name]
+        numbers = f"{printed:.6g} as {printable(name)}, but {counted:.6g} counts"
+        trials = f"{len(contradicting)} of its {len(programs)} trials"
+        yield f"{arm} contradicts itself: it printed {numbers} ({block_name(block)}; so in {trials})"
 
 
 def _tokens_of_ranks(receipt: Receipt) -> tuple[int, ...]:

@@ -28,6 +28,9 @@ _OUTCOMES = {
     Decision.INVALID: ProposalOutcome.UNDECIDED,
 }
 
+NOTE = "note"
+"""Label of a proposal with its author's own words about the change."""
+
 
 def outcome_of(verdict: Verdict) -> ProposalOutcome:
     """Return the answer to the proposal whose only variant has this verdict."""

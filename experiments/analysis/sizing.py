@@ -14,7 +14,7 @@ from ablate.experiments.analysis.statistics import RATIO, SHARE, Array, Scale, d
 from ablate.experiments.analysis.verdicts import Verdict, unit_of_shares
 from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE
 from ablate.experiments.design.load import load_values, spec_of
-from ablate.experiments.design.metrics import LOSS_METRICS
+from ablate.experiments.design.metrics import LOSS_METRICS, METRICS
 from ablate.experiments.design.plan import Plan, make_plan, replan, unsized
 from ablate.experiments.design.power import (
     FEWER_BLOCKS,
@@ -97,15 +97,20 @@ def _fixed_number(spec: AblationSpec) -> tuple[int, str] | None:
     """Return a number that does not depend on noise, and why; None for one that does."""
     if spec.purpose == "calibration":
         return ADMITTING_BLOCKS, "this number calibrates a device"
-    if spec.verdict.primary.over_seeds:
-        detail = (
-            f"blocks: auto knows the noise of speeds, not how '{spec.verdict.primary.metric}' differs between seeds"
-        )
+    if spec.verdict.primary.over_seeds or spec.verdict.primary.metric not in METRICS:
+        detail = f"blocks: auto knows the noise of runs, not how '{spec.verdict.primary.metric}' differs between seeds"
         hint = "give a number, such as {count: 12} with seeds: 12; the verdict says how many seeds would answer"
         raise SpecError([SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)])
     if spec.verdict.primary.exact:
         return max(MIN_EXACT_BLOCKS, 2 * len(spec.design.seeds)), "every seed runs twice, to prove the metric exact"
     return None
+
+
+def repeats_exactly(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration]) -> bool:
+    """Return whether enough A/A blocks like those of `plan` show that its primary metric repeats bit for bit."""
+    own = workload_of(plan, spec)
+    alike = [one for one in calibrations if one.key.workload == own and one.blocks >= MIN_BLOCKS]
+    return any(one.bit_repeatable for one in alike)
 
 
 def _number(spec: AblationSpec, sizing: Sizing | None) -> tuple[int, str]:

@@ -31,11 +31,12 @@ RAISED_BY = 0.5
 
 
 def dependence_of(calibrations: Iterable[Calibration]) -> float:
-    """Return the strongest autocorrelation in the A/A blocks of any device; 0 without A/A blocks.
+    """Return the strongest autocorrelation in the A/A blocks of any device; 0 without any noise in A/A blocks.
 
     That of fewer blocks than a calibration has is raised.
     """
-    return max((raised(strength(one.samples), len(one.samples)) for one in calibrations), default=0.0)
+    noisy = [one.samples for one in calibrations if one.sd_pct]
+    return max((raised(strength(samples), len(samples)) for samples in noisy), default=0.0)
 
 
 def raised(dependence: float, blocks: int) -> float:

@@ -276,6 +276,8 @@ class VariantVerdict(Frozen):
     device_minutes_needed: float | None = None
     """Cost of these blocks."""
     notes: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = Field(default=(), exclude_if=lambda texts: not texts)
+    """Numbers that a program printed otherwise than they count."""
     step_kernels: OmitNone[StepKernels] = None
     """None unless every whole trial of both arms has a profiled step, also one refused for want of a kernel."""
 

@@ -84,7 +84,7 @@ class Calibration(Frozen):
     position_effect_pct: float
     """Mean of the later trial minus the earlier one, in percent."""
     drift_pct_per_hour: float
-    """Slope of `log_rate` against time within ablations."""
+    """Slope of `log_rate` against time within ablations; 0 of a declared metric, which differs from seed to seed."""
     largest_z: float
     """Largest |d - mean| in standard deviations."""
     clock_mhz: float | None
@@ -99,6 +99,11 @@ class Calibration(Frozen):
     """In time order."""
     digest: str
     """Of everything above."""
+
+    @property
+    def bit_repeatable(self) -> bool:
+        """Whether a number that a program reports repeated bit for bit, so that A/A blocks have no noise to measure."""
+        return self.key.metric is not None and self.sd_pct == 0 and self.mean_pct == 0
 
 
 class Ledger(Frozen):

@@ -218,6 +218,27 @@ def unpack_code(archive: Path, target: Path) -> None:
             check_link(path, target)
 
 
+def read_files(archive: bytes, *, most_bytes: int) -> dict[str, bytes]:
+    """Return the files of an archive by name, links as their targets, without writing any.
+
+    Raises CodeArchiveError for any but what `pack_code` can make, and for one that expands to more than `most_bytes`.
+    """
+    members, files = _Members(), dict[str, bytes]()
+    try:
+        with (
+            gzip.GzipFile(fileobj=io.BytesIO(archive)) as expanded,
+            tarfile.open(fileobj=_BoundedReader(expanded, most_bytes), mode="r|") as tar,  # type: ignore[call-overload]  # it only reads
+        ):
+            for member in tar:
+                members.take(member)
+                content = tar.extractfile(member) if member.isreg() else None
+                if not member.isdir():
+                    files[member.name] = f"link to {member.linkname}".encode() if content is None else content.read()
+    except _BROKEN as error:
+        raise CodeArchiveError(f"the archive cannot be read: {type(error).__name__}: {error}") from error
+    return files
+
+
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
     """Write a checked member as a new entry; nothing of its header counts but name, kind, target and executable bit."""
     folder = path if member.isdir() else path.parent
@@ -285,14 +306,15 @@ def _leaves(link: tarfile.TarInfo) -> bool:
 class _BoundedReader:
     """The expanded archive, which ends with an error before it is larger than any allowed one."""
 
-    def __init__(self, source: gzip.GzipFile) -> None:
+    def __init__(self, source: gzip.GzipFile, most_bytes: int | None = None) -> None:
         self._source = source
-        self._left = MOST_BYTES + MOST_FILES * _FRAMING
+        self._limit = code_limit() if most_bytes is None else f"{most_bytes:,} bytes"
+        self._left = MOST_BYTES + MOST_FILES * _FRAMING if most_bytes is None else most_bytes
 
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes."""
         data = self._source.read(size)
         self._left -= len(data)
         if self._left < 0:
-            raise CodeArchiveError(f"the archive expands to more than {code_limit()}")
+            raise CodeArchiveError(f"the archive expands to more than {self._limit}")
         return data

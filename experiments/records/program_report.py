@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Annotated, TypeAlias
 
 from pydantic import Field
@@ -46,9 +47,19 @@ class ProgramReport(Frozen):
     """Seconds between the arrivals of the same two marks at the worker."""
     reported: Mapping[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     """Numbers that the program reported at its end."""
+    contradicted: Mapping[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default_factory=dict, exclude_if=lambda numbers: not numbers
+    )
+    """Printed numbers that contradict the number of the same name in `reported`, which counts."""
     kernels: KernelRows = ()
     """Name, calls and microseconds of each kernel in one step after the window; operators where the CPU computes."""
     exit_code: int
+
+
+def contradicts(printed: float, counted: float) -> bool:
+    """Return whether a printed number is another one than `counted`, rounded to the printed decimal places."""
+    places = max(1, -int(Decimal(repr(printed)).as_tuple().exponent))
+    return abs(printed - counted) > 0.5 * 10.0**-places + math.ulp(counted)
 
 
 def clocks_differ(window_s: float, seen_s: float) -> bool:

@@ -308,7 +308,7 @@ def broken_attempts(verdict: Verdict) -> Iterator[str]:
 
 def remarks(verdict: Verdict, variant: VariantVerdict) -> tuple[str, ...]:
     """Return remedies, and the verdict's own notes."""
-    return (*_help(verdict, variant), *variant.notes)
+    return (*_help(verdict, variant), *variant.contradictions, *variant.notes)
 
 
 def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:

@@ -192,7 +192,13 @@ def uncalibrated(verdict: Verdict) -> str | None:
     return None if free else verdict.circumstances.admission.refused_because
 
 
+def contradictions(verdict: Verdict) -> Iterator[str]:
+    """Yield the contradictions of programs, those of the baseline once."""
+    yield from dict.fromkeys(text for variant in verdict.variants for text in variant.contradictions)
+
+
 def _caveats(verdict: Verdict) -> Iterator[str]:
+    yield from contradictions(verdict)
     if speed_unjudged(verdict):
         yield SPEED_UNJUDGED
     if is_exact(verdict):

@@ -13,13 +13,28 @@ from ablate.experiments.design.power import ALPHA
 if TYPE_CHECKING:
     from ablate.experiments.analysis.verdicts import ArmSummary, NodeMeans, Verdict
     from ablate.experiments.design.arms import Arm
-    from ablate.experiments.records.calibration import Ledger
+    from ablate.experiments.records.calibration import Calibration, Ledger
     from ablate.experiments.records.receipts import Receipt
 
 MOST_NODES = 3
 """Up to so many nodes, each rate is listed."""
 LONGEST_BLOCK_LIST = 60
 """Characters of a list of blocks."""
+
+
+def drift(calibration: "Calibration") -> str:
+    """Return the drift in the time that its A/A blocks took, an hour at most; empty without noise.
+
+    Minutes do not tell what an hour would bring.
+    """
+    if not calibration.drift_pct_per_hour:
+        return ""
+    spans: dict[str, list[datetime]] = {}
+    for block in calibration.samples:
+        spans.setdefault(block.ablation, []).append(datetime.fromisoformat(block.started_at))
+    longest_s = max((max(times) - min(times)).total_seconds() for times in spans.values()) if spans else 0.0
+    hours = min(longest_s / 3600, 1.0) or 1.0
+    return f"{percent(100 * math.expm1(hours * calibration.drift_pct_per_hour / 100))} in {duration(3600 * hours)}"
 
 
 def rate(arm: "ArmSummary") -> str | None:
@@ -78,13 +93,6 @@ def false_verdicts(ledger: "Ledger") -> str:
     from ablate.experiments.analysis.noise.admission import needed  # imports scipy, which most commands do not need
 
     return f"{text} It takes {counted(needed(ledger.false_words), 'A/A ablation')} to support 5{SPACE}%."
-
-
-def changed_gates(arm: "Arm", baseline: "Arm") -> str:
-    """Return what differs in `arm`, for example "chunk_size=32, psiv_cache=true"; empty for a repeat."""
-    changed = {name: value for name, value in arm.gates.items() if value != baseline.gates[name]}
-    changed |= {name: own for name, (own, _base) in arm.config.changed_from(baseline.config).items()}
-    return ", ".join(f"{name}={show(changed[name])}" for name in sorted(changed))
 
 
 def gate_values(name: str, arms: tuple["Arm", ...], longest: int) -> str:
@@ -204,6 +212,11 @@ def number(value: float | None, digits: int = 4) -> str:
 def fixed(value: float | None, digits: int = 4) -> str:
     """Format with exactly `digits` decimals."""
     return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def ago(rfc3339: str) -> str:
+    """Format an RFC 3339 time as its age, for example "12 min ago"."""
+    return f"{duration((datetime.now(UTC) - datetime.fromisoformat(rfc3339)).total_seconds())} ago"
 
 
 def moment(rfc3339: str) -> str:

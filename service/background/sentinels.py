@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, or_, select
 
-from ablate.experiments.analysis.noise.admission import standing_problems
+from ablate.experiments.analysis.noise.admission import is_enough
 from ablate.experiments.analysis.noise.calibrate import seconds, serials_of, software_digest
 from ablate.experiments.design.aa_spec import CONTENT_TYPE, SENTINEL, calibration_spec
 from ablate.experiments.design.kinds.command import sent_code
@@ -53,7 +53,8 @@ def submit_due(store: Store, *, every_s: float, silent_s: float) -> int:
 
 def _is_due(connection: Connection, calibration: Calibration, live: list[Row[Any]], every_s: float) -> bool:
     now = time.time()
-    if now - seconds(calibration.measured_at) < every_s or next(standing_problems(calibration, now), None) is not None:
+    recent = now - seconds(calibration.measured_at) < every_s
+    if recent or calibration.bit_repeatable or not is_enough(calibration, now):
         return False
     return any(_fits(row, calibration.key) for row in live) and not _was_asked(connection, calibration.key, every_s)
 

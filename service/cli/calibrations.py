@@ -74,7 +74,7 @@ def calibration_lines(calibration: Calibration) -> Sequence[str]:
         f"  autocorrelation {calibration.autocorrelation:+.2f}, which widens tests of ten blocks "
         f"{widening(strength(calibration.samples), 10):.2f} times; "
         f"the later trial {wording.percent(calibration.position_effect_pct)}; "
-        f"drift {wording.percent(calibration.drift_pct_per_hour)} an hour; largest {calibration.largest_z:.1f} sd",
+        f"{f'drift {drift}; ' if (drift := wording.drift(calibration)) else ''}largest {calibration.largest_z:.1f} sd",
         f"  calibration {calibration.digest}",
     ]
 
@@ -90,17 +90,21 @@ def noise_lines(answer: "CalibrationList", ablation_id: str) -> Iterator[str]:
 
 def _noise_of_device(row: "CalibrationPublic") -> Iterator[str]:
     calibration = row.calibration
-    key, sd = calibration.key, wording.size_percent(calibration.sd_pct)
+    key, counted = calibration.key, wording.counted(calibration.blocks, "A/A block")
+    where, metric = f"{key.node_class} {key.device_serial}: {counted}", wording.metric(calibration.metric)
+    if calibration.bit_repeatable and row.problem is None:
+        yield f"{where}; {metric} repeats bit for bit, so it has no noise and needs no more A/A blocks"
+        yield "  only another seed changes it: more seeds detect smaller effects"
+        return
     yield (
-        f"{key.node_class} {key.device_serial}: {wording.counted(calibration.blocks, 'A/A block')}; "
-        f"neighbouring trials of one arm differ with an sd of {sd} "
+        f"{where}; neighbouring trials of one arm differ with an sd of {wording.size_percent(calibration.sd_pct)} "
         f"(at most {wording.size_percent(calibration.sd_upper_pct)})"
     )
     if row.problem is not None:
-        yield f"  no verdict about speed yet: {row.problem}; {row.mended_by}"
+        yield f"  no verdict by {metric} yet: {row.problem}; {row.mended_by}"
         return
     effects = ", ".join(f"{blocks} blocks detect {_effect(calibration, blocks)}" for blocks in _BLOCKS)
-    yield f"  ablations about speed can run now; with one variant {effects}"
+    yield f"  ablations and sessions that {metric} decides can run now; with one variant {effects}"
     if calibration.blocks < ADMITTING_BLOCKS:
         yield f"  with {ADMITTING_BLOCKS} A/A blocks they would detect smaller effects"
     if calibration.sd_pct >= _ADVICE_SD_PCT:

@@ -195,6 +195,8 @@ def _detects(answer: "PlanPublic") -> str:
     if sizing is None:
         if per_sd is None:
             return "any change: the metric that decides is exact"
+        if answer.repeats:
+            return "depends on the seeds: the metric that decides repeats bit for bit, so only another seed changes it"
         example = f"if neighbouring trials scatter by 1 %, effects from {wording.size_percent(per_sd)} on"
         return f"depends on the noise, which nobody measured for this workload: {example}"
     unit = "block" if sizing.baseline is None else "seed"

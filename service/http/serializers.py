@@ -51,14 +51,16 @@ def plan_public(
     node_classes: list[NodeClassAnswer],
     sizing: Sizing | None,
     family: Family,
+    repeats: bool,
 ) -> PlanPublic:
-    """Build the wire type."""
+    """Build the wire type; `repeats` says whether A/A blocks showed that the metric repeats bit for bit."""
     arms = [arm.model_dump(exclude={"config"}) for arm in plan.arms]
     estimates = {
         "expected_device_minutes": expected_device_minutes,
         "node_classes": node_classes,
         "sizing": sizing,
-        "mended_by": _mended_by(spec, sizing),
+        "mended_by": _mended_by(spec, sizing, repeats=repeats),
+        "repeats": repeats,
         "control": None if plan.control is None else plan.control.name,
         "asking": _asking(spec, plan, family),
     }
@@ -99,8 +101,8 @@ def _asking(spec: AblationSpec, plan: Plan, family: Family) -> AskingPublic | No
     )
 
 
-def _mended_by(spec: AblationSpec, sizing: Sizing | None) -> str | None:
-    needless = not spec.verdict.timed or spec.purpose == "calibration"
+def _mended_by(spec: AblationSpec, sizing: Sizing | None, *, repeats: bool) -> str | None:
+    needless = not spec.verdict.timed or spec.purpose == "calibration" or repeats
     calibrated = sizing is not None and sizing.calibration is not None
     return None if needless or calibrated else mending_command(spec.placement.node_class, "SPEC")
 

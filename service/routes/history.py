@@ -11,7 +11,6 @@ from ablate.experiments.analysis.noise.history import history_of
 from ablate.experiments.analysis.noise.history_series import HistorySeries
 from ablate.experiments.design.metrics import METRIC_LABELS, METRICS
 from ablate.experiments.design.packages import recipe_names
-from ablate.experiments.design.spec import MIN_BLOCKS
 from ablate.experiments.design.workload import COMMAND, is_declarable
 from ablate.experiments.records.calibration import Calibration
 from ablate.experiments.reporting.wording import false_verdicts
@@ -69,6 +68,6 @@ def read_noise(connection: Connection) -> list[CalibrationPublic]:
 
 
 def _public(calibration: Calibration) -> CalibrationPublic:
-    problem = next(standing_problems(calibration, time.time(), least=MIN_BLOCKS), None)
+    problem = next(standing_problems(calibration, time.time()), None)
     mended_by = mending_command(calibration.key.node_class, calibration.ablations[-1])
     return CalibrationPublic(calibration=calibration, problem=problem, mended_by=mended_by if problem else None)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request, Response
 from sqlalchemy import Connection, Row
 
-from ablate.experiments.analysis.noise.admission import mending_command, standing_problems
+from ablate.experiments.analysis.noise.admission import is_enough, mending_command, standing_problems
 from ablate.experiments.analysis.proposals import (
     as_yaml,
     opening_problems,
@@ -18,12 +18,12 @@ from ablate.experiments.analysis.proposals import (
     refuse_session_key,
 )
 from ablate.experiments.analysis.sizing import workload_of
-from ablate.experiments.design.aa_spec import CONTENT_TYPE
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, calibration_spec
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.power import session_level
 from ablate.experiments.design.problems import listed, pointer
-from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.design.spec_values import NAME_PATTERN
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import ProposalOutcome
@@ -39,7 +39,9 @@ from ablate.service.routes.submissions import (
 )
 from ablate.service.schemas.sessions import ProposalAccepted, ProposalPublic, SessionList, SessionPath, SessionPublic
 from ablate.service.schemas.submissions import SpecBody
+from ablate.service.settings import ServiceSettings
 from ablate.service.store.ablations import sessions
+from ablate.service.store.ablations.device_minutes import expected_device_minutes
 from ablate.service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission
 from ablate.service.store.files import code_archives
 from ablate.service.store.nodes.calibrations import read_calibrations
@@ -70,15 +72,16 @@ def all_sessions(connection: Connection) -> list[SessionPublic]:
 def get_session(name: SessionName, services: ServicesDep, principal: Reader) -> SessionPath:
     """Return a session, all its proposals, and a spec to begin the next one with."""
     with services.store.read() as connection:
-        return session_path(connection, name, principal)
+        return session_path(connection, name, principal, services.settings)
 
 
-def session_path(connection: Connection, name: str, principal: Principal) -> SessionPath:
+def session_path(connection: Connection, name: str, principal: Principal, settings: ServiceSettings) -> SessionPath:
     """Return a session with its proposals, without digests of code that the principal may not use. Raises NotFound."""
     row, rows = sessions.get_session(connection, name), sessions.list_proposals(connection, name)
     path = [_proposal(one) for one in rows]
     text = code_archives.shown_spec(connection, row.spec_text, principal)
-    return SessionPath(**_public(row, rows).model_dump(), path=path, spec=text)
+    advice = None if row.closed_at is not None else _advice(connection, row, settings)
+    return SessionPath(**_public(row, rows).model_dump(), path=path, spec=text, advice=advice)
 
 
 def _public(row: Row[Any], proposals: Sequence[Row[Any]]) -> SessionPublic:
@@ -102,7 +105,7 @@ def _public(row: Row[Any], proposals: Sequence[Row[Any]]) -> SessionPublic:
 
 def _proposal(row: Row[Any]) -> ProposalPublic:
     values = {name: getattr(row, name) for name in ("number", "ablation_id", "name", "state", "level", "answer")}
-    return ProposalPublic(**values, outcome=sessions.outcome(row), created_at=rfc3339(row.created_at))
+    return ProposalPublic(**values, note=row.note, outcome=sessions.outcome(row), created_at=rfc3339(row.created_at))
 
 
 @router.post(
@@ -130,7 +133,7 @@ def open_session(name: SessionName, body: SpecBodyDep, services: ServicesDep, pr
     with services.store.write() as connection:
         sessions.open_session(connection, name, spec, text, principal)
     with services.store.read() as connection:
-        return session_path(connection, name, principal)
+        return session_path(connection, name, principal, services.settings)
 
 
 @router.post(
@@ -144,7 +147,7 @@ def close_session(name: SessionName, services: ServicesDep, principal: Submitter
     with services.store.write() as connection:
         sessions.close_session(connection, principal, name)
     with services.store.read() as connection:
-        return session_path(connection, name, principal)
+        return session_path(connection, name, principal, services.settings)
 
 
 @router.post(
@@ -187,8 +190,9 @@ def _try(
         raise SpecError(problems)
     text, proposal = proposed(body.content, body.content_type, spec, name, number=turn.number, kept=turn.kept)
     submission = prepared(services, SpecBody(content=text, content_type=CONTENT_TYPE), proposal, principal)
-    with services.store.read() as connection:
-        _check_calibrated(connection, submission, name)
+    if submission.plan.control is None:
+        with services.store.read() as connection:
+            _check_calibrated(connection, submission, name)
     answer = accepted(services, submission)
     if submission.spec.design.seeds != spec.design.seeds:
         seeds = listed(submission.spec.design.seeds)
@@ -211,6 +215,35 @@ def _try(
     )
 
 
+def _measuring(node_class: str, session: str) -> str:
+    """Return the commands that measure the noise for the proposals of a session."""
+    return f"ablate sessions spec {session} > next.yaml; {mending_command(node_class, 'next.yaml')}"
+
+
+def _advice(connection: Connection, row: Row[Any], settings: ServiceSettings) -> str | None:
+    """Say which A/A blocks proposals lack and how long they take to measure; None if they lack none."""
+    incumbent = parse_spec(row.spec_text.encode(), CONTENT_TYPE)
+    if not incumbent.verdict.timed:
+        return None
+    node_class = incumbent.placement.node_class
+    text = calibration_spec(incumbent, node_class=node_class, blocks=ADMITTING_BLOCKS, order_seed=0)
+    spec = parse_spec(text, CONTENT_TYPE)
+    plan = make_plan(spec)
+    own = read_calibrations(connection, workload=workload_of(plan, spec))
+    if any(is_enough(one, time.time()) for one in own):
+        return None
+    minutes = expected_device_minutes(connection, plan)
+    run = f"{2 * ADMITTING_BLOCKS} trials" if minutes is None else f"about {minutes:.0f} device minutes"
+    most = max((one.blocks for one in own), default=0)
+    until = "has a third arm that measures the noise, and wider intervals"
+    if not settings.control_every:
+        until = "has wider intervals" if most >= MIN_BLOCKS else f"is refused below {MIN_BLOCKS}"
+    return (
+        f"{most} of {ADMITTING_BLOCKS} A/A blocks are measured for {row.metric} on {node_class}. Until then a proposal "
+        f"{until}. To measure them now ({run}): {_measuring(node_class, row.name)}"
+    )
+
+
 def _check_calibrated(connection: Connection, submission: Submission, name: str) -> None:
     """Raise SpecError if no node has valid A/A blocks for the workload: its proposals would be undecided."""
     spec, plan = submission.spec, submission.plan
@@ -222,5 +255,5 @@ def _check_calibrated(connection: Connection, submission: Submission, name: str)
         return
     why = "; ".join(dict.fromkeys(filter(None, problems))) or f"there are none on node class {plan.node_class}"
     detail = f"a proposal without valid A/A blocks would be undecided, and would spend its level: {why}"
-    hint = f"{mending_command(plan.node_class, 'SPEC')}, with SPEC from: ablate sessions spec {name}"
+    hint = f"{_measuring(plan.node_class, name)}: at least {MIN_BLOCKS} A/A blocks"
     raise SpecError([SpecProblem(pointer=pointer("placement", "node_class"), detail=detail, hint=hint)])

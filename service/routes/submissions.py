@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request, Response
 
 from ablate.experiments.analysis.proposals import refuse_session_key
+from ablate.experiments.analysis.sizing import repeats_exactly, workload_of
 from ablate.experiments.design.load import CONTENT_TYPES, parse_spec
 from ablate.experiments.design.plan import controlled, questions
 from ablate.experiments.digest import digest_bytes
@@ -26,7 +27,7 @@ from ablate.service.store.ablations.submissions import (
     StoredAnswer,
     find_answer,
 )
-from ablate.service.store.nodes.calibrations import read_sizing
+from ablate.service.store.nodes.calibrations import read_calibrations, read_sizing
 from ablate.service.store.nodes.nodes import count_live
 from ablate.service.store.questions.circumstances import family_if_asked_now
 from ablate.service.submitting import (
@@ -101,10 +102,13 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
         family = family_if_asked_now(connection, questions(spec, plan))
         asking = max((family.number_of(arm.name) for arm in plan.variants), default=1)
         sizing = read_sizing(connection, spec, plan, asking=asking)
+        repeats = repeats_exactly(spec, plan, read_calibrations(connection, workload=workload_of(plan, spec)))
         minutes = expected_device_minutes(connection, plan)
         live = count_live(connection, silent_s=silent_s)
     answers = [_eligibility(entry, nodes, live.get(name, 0)) for name, entry in NODE_CLASSES.items()]
-    return plan_public(spec, plan, expected_device_minutes=minutes, node_classes=answers, sizing=sizing, family=family)
+    return plan_public(
+        spec, plan, expected_device_minutes=minutes, node_classes=answers, sizing=sizing, family=family, repeats=repeats
+    )
 
 
 def _eligibility(node_class: NodeClass, nodes: EligibleNodes, live: int) -> NodeClassAnswer:

@@ -17,6 +17,8 @@ class ProposalPublic(Public):
     ablation_id: str
     name: str
     """Name of its ablation."""
+    note: str | None
+    """Its author's words about the change; null without any."""
     state: AblationState
     level: float = Field(description=LEVEL)
     outcome: ProposalOutcome | None
@@ -56,6 +58,8 @@ class SessionPath(SessionPublic):
     """A session with its proposals in order."""
 
     path: list[ProposalPublic]
+    advice: str | None
+    """The A/A blocks that its proposals lack, and the commands that measure them; null if they lack none."""
     spec: str = Field(description="YAML of a spec whose baseline is the incumbent. Change its variant to propose.")
 
 

@@ -240,7 +240,10 @@ class PlanPublic(Public):
     """The detectable effect at the measured noise; None without a calibration of the node class, or, for a loss,
     without an earlier ablation of this baseline that it decided."""
     mended_by: str | None
-    """The command that calibrates a node for this plan. None with a calibration, and if the primary metric is exact."""
+    """The command that calibrates a node for this plan. None with a calibration, and if the primary metric is exact or
+    repeats bit for bit."""
+    repeats: bool
+    """Whether A/A blocks showed that the primary metric repeats bit for bit, so that only seeds make it differ."""
     control: str | None
     """The arm that the service adds to measure the noise, because no node is calibrated. Without it and without a
     calibration, no verdict goes beyond `inconclusive`."""

@@ -7,18 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
+from pydantic import ValidationError
 from sqlalchemy import Connection, Row
 
+from ablate.experiments.analysis.proposals import NOTE
 from ablate.experiments.block_numbers import block_list, block_name
+from ablate.experiments.design.arms import Arm
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.errors import SpecError
 from ablate.experiments.outcomes import BASELINE, VARIANT
 from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.changes import ChangedArm, changed_arms
 from ablate.experiments.reporting.step_traces import chrome_trace
 from ablate.model.measurements import StepTrace
 from ablate.service.errors import NotFound
 from ablate.service.http.links import below
 from ablate.service.lifecycle import OVER, PROJECTIONS
+from ablate.service.principals import Principal
 from ablate.service.routes.ablations import public
 from ablate.service.schemas.ablations import AblationPublic
 from ablate.service.settings import ServiceSettings
@@ -29,6 +34,7 @@ from ablate.service.store.ablations.sessions import session_of
 from ablate.service.store.files import logs
 from ablate.service.store.nodes import nodes
 from ablate.service.web.answers import ShortAnswer, read_answer
+from ablate.service.web.code_changes import CodeChange, code_changes
 from ablate.service.web.grid import Grid, read_grid
 from ablate.service.web.live_curves import LivePicture, live_curves
 
@@ -38,6 +44,7 @@ MOST_UNMEASURED = 60
 """Trials without a measurement that are read; those of one arm with one reason become one failure."""
 _MAIN = re.compile("<main>(.*)</main>", re.DOTALL)
 """The report's template writes this tag once and escapes it everywhere else."""
+_ANSWER_ENDS = "<!-- the answer ends -->"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +101,16 @@ class AblationPage:
     """The whole page."""
 
     live: LivePart
+    changed: tuple[ChangedArm, ...]
+    """The variants with their changes."""
+    code: tuple[CodeChange, ...]
+    """Changed lines of sent code."""
     gates: tuple[GateAsked, ...]
     answer: ShortAnswer | None
     report: Markup | None
-    """The main part of the report; None before it is written."""
+    """The answer in the report; None before it is written."""
+    evidence: Markup | None
+    """The rest of the report's main part."""
     traced: tuple[str, ...]
     """Arms with a profiled step over time."""
     session: str | None
@@ -106,14 +119,21 @@ class AblationPage:
     """Why MLflow lacks the newest state; empty unless the last try failed."""
 
 
-def ablation_page(connection: Connection, settings: ServiceSettings, ablation_id: str) -> AblationPage:
+def ablation_page(
+    connection: Connection, settings: ServiceSettings, ablation_id: str, principal: Principal
+) -> AblationPage:
     """Read an ablation's page. Raises NotFound."""
     arms = _arms(connection, ablation_id)
+    report, evidence = _report_of(connection, ablation_id)
+    live = _live_part(connection, settings, ablation_id, arms)
     return AblationPage(
-        live=_live_part(connection, settings, ablation_id, arms),
+        live=live,
+        changed=_changed(arms, live.row.labels.get(NOTE, "")),
+        code=code_changes(connection, arms, principal),
         gates=_gates_asked(connection, ablation_id, arms),
         answer=_answer_of(connection, ablation_id),
-        report=_report_of(connection, ablation_id),
+        report=report,
+        evidence=evidence,
         traced=_traced(connection, ablation_id, arms),
         session=session_of(connection, ablation_id),
         mlflow_problem=outbox.failing(connection, PROJECTIONS, key=ablation_id).error,
@@ -241,8 +261,19 @@ def _answer_of(connection: Connection, ablation_id: str) -> ShortAnswer | None:
     return None if document is None else read_answer(document)
 
 
-def _report_of(connection: Connection, ablation_id: str) -> Markup | None:
-    """Return the main part of the stored report; None before it is written."""
+def _report_of(connection: Connection, ablation_id: str) -> tuple[Markup | None, Markup | None]:
+    """Return the answer in the stored report, and the rest of its main part; None before it is written."""
     document = ablations.get_document(connection, ablation_id, "report_html").document
     match = None if document is None else _MAIN.search(document)
-    return None if match is None else Markup(match[1])  # noqa: S704  # rendered and escaped by our own template
+    if match is None:
+        return None, None
+    answer, _end, rest = match[1].partition(_ANSWER_ENDS)
+    return Markup(answer), Markup(rest)  # noqa: S704  # rendered and escaped by our own template
+
+
+def _changed(arms: list[dict[str, Any]], note: str) -> tuple[ChangedArm, ...]:
+    """Return the variants of a plan with their changes; none if this version cannot read its arms."""
+    try:
+        return tuple(changed_arms([Arm.model_validate(arm) for arm in arms], note))
+    except ValidationError:
+        return ()

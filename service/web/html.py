@@ -98,6 +98,7 @@ def _environment() -> Environment:
     environment.globals["static"] = lambda name: below(address(name))
     environment.globals["below"] = below
     environment.filters["moment"] = wording.moment
+    environment.filters["ago"] = wording.ago
     environment.filters["duration"] = duration
     environment.filters["counted"] = wording.counted
     environment.filters["share"] = wording.share

@@ -1,14 +1,15 @@
 """The page that compares nodes: which lanes and back ends work on which, why others do not, and the versions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from ablate.experiments.design.gates import BACK_ENDS
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.table import Cell, Table, Tone, row, texts
 from ablate.kernels.backends import Lane
-from ablate.service.schemas.nodes import NodePublic
+from ablate.service.schemas.nodes import CalibrationPublic, NodePublic
+from ablate.service.web.overview import NodeLine, node_line
 
 _TRIED = (*map(str, Lane), *BACK_ENDS)
 _ENDS = {
@@ -33,6 +34,19 @@ class ClassPage:
     failures: Table
     """Without rows if everything works."""
     versions: Table
+
+
+def node_lines(
+    nodes: Sequence[NodePublic], noise: Sequence[CalibrationPublic], loads: Mapping[str, float]
+) -> tuple[NodeLine, ...]:
+    """Return the nodes with their load and running work; `loads` are the shares of time that others took."""
+    return tuple(replace(node_line(node, noise), load=_load(node, loads.get(node.id))) for node in nodes)
+
+
+def _load(node: NodePublic, others: float | None) -> str:
+    busy = len(node.devices) - node.devices_free
+    text = f"{busy:,} of {wording.counted(len(node.devices), 'device')} busy"
+    return text if others is None else f"{text}, others took {wording.plain_percent(100 * others)} of its last trial"
 
 
 def nodes_page(nodes: Sequence[NodePublic]) -> tuple[ClassPage, ...]:

@@ -1,6 +1,6 @@
 """The first page: the queue with reasons for waiting, the nodes, and the latest answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -8,12 +8,14 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from ablate.experiments.analysis.noise.calibrate import serials_of
+from ablate.experiments.analysis.proposals import NOTE
 from ablate.experiments.block_numbers import block_name
-from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
+from ablate.experiments.design.spec import MIN_BLOCKS
 from ablate.experiments.outcomes import AblationState
-from ablate.experiments.reporting.wording import duration
+from ablate.experiments.reporting.changes import ChangedArm, changes_in_spec
+from ablate.experiments.reporting.pages.first_screen import LONGEST_CHANGE
+from ablate.experiments.reporting.wording import duration, shorten
 from ablate.service.http.links import below
-from ablate.service.lifecycle import OVER
 from ablate.service.routes.ablations import public
 from ablate.service.routes.nodes import nodes_public
 from ablate.service.schemas.ablations import AblationPublic
@@ -31,9 +33,9 @@ def age_s(rfc3339: str) -> float:
 
 MOST_RUNNING = 50
 MOST_QUEUED = 100
-MOST_ANSWERS = 12
-ANSWERS_AMONG = 5 * MOST_ANSWERS
-"""Finished ablations that are read, newest submission first; the page shows the last to end."""
+MOST_ROWS = 25
+ROWS_AMONG = 3 * MOST_ROWS
+"""Ablations that are read, newest submission first; the page shows the last to end."""
 MOST_VARIANTS = 4
 """Variants that an answer names; the others are counted."""
 _BUSY = (AblationState.RUNNING, AblationState.CANCELLING)
@@ -48,19 +50,41 @@ class NodeLine:
     """(ablation, block and arms in words; address) of each running block."""
     calibrated: str
     """The age of its noise calibration, and whether it still holds."""
+    load: str = ""
+    """How busy it is; empty where the page does not say."""
+
+
+SHOWN = {
+    "all": "all",
+    "running": "running or waiting",
+    "better": "better",
+    "worse": "worse",
+    "same": "same",
+    "inconclusive": "inconclusive",
+    "failed": "failed or cancelled",
+}
+"""Filters of the table, by their names in the address."""
+_STATES = {
+    "running": (AblationState.QUEUED, *_BUSY),
+    "failed": (AblationState.FAILED, AblationState.CANCELLED),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndedAblation:
-    """One finished ablation."""
+class AblationLine:
+    """One ablation in the table."""
 
     row: AblationPublic
+    when: str
+    """RFC 3339: when it ended, or was submitted."""
     lead: str
-    """The answer in one sentence; empty without one."""
-    variants: tuple[VariantLine, ...] = ()
-    """The most important first."""
+    """The answer or the state in a few words."""
+    variants: tuple[tuple[str, str, VariantLine | None], ...]
+    """(name, changes, answer) of each variant, the most important first."""
     more: int = 0
     """Number of other variants."""
+    note: str = ""
+    """Its author's words about the change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,22 +96,43 @@ class Overview:
     waiting_more: int
     """Number of waiting ablations that are not shown."""
     nodes: tuple[NodeLine, ...]
-    answers: tuple[EndedAblation, ...]
+    ablations: tuple[AblationLine, ...]
+    """The newest ones that the reader asks for."""
+    shown: str
+    """The chosen filter."""
+    words: str
+    """The searched text."""
+    empty: bool
+    """Whether nobody has ever submitted anything."""
 
 
-def overview(connection: Connection, settings: ServiceSettings, noise: Sequence[CalibrationPublic]) -> Overview:
-    """Read the first page; `noise` are the calibrations of all devices."""
+def overview(
+    connection: Connection, settings: ServiceSettings, noise: Sequence[CalibrationPublic], shown: str, words: str
+) -> Overview:
+    """Read the first page; `noise` are the calibrations of all devices, `shown` and `words` filter the table."""
     counts = ablations.count_by_state(connection, stored.ablations)
     running = _some(connection, settings, _BUSY, MOST_RUNNING)
     queued = _some(connection, settings, (AblationState.QUEUED,), MOST_QUEUED)
-    ended = _newest(connection, tuple(OVER), ANSWERS_AMONG)
-    over = public(connection, sorted(ended, key=lambda row: row.finished_at, reverse=True)[:MOST_ANSWERS], settings)
     return Overview(
         queue=(*running, *sorted(queued, key=_place)),
         waiting_more=counts.get(AblationState.QUEUED, 0) - len(queued),
-        nodes=tuple(_node(node, noise) for node in nodes_public(connection, settings)),
-        answers=tuple(_answer(connection, row) for row in over),
+        nodes=tuple(node_line(node, noise) for node in nodes_public(connection, settings)),
+        ablations=_lines(connection, settings, shown, words),
+        shown=shown,
+        words=words,
+        empty=not any(counts.values()),
     )
+
+
+def _lines(connection: Connection, settings: ServiceSettings, shown: str, words: str) -> tuple[AblationLine, ...]:
+    """Return the rows of the table, the last to end first."""
+    states = _STATES.get(shown, ())
+    answer = "" if states or shown == "all" else shown
+    wanted = ablations.Wanted(states=states, words=words, answer=answer)
+    rows = ablations.list_ablations(connection, wanted, before=None, limit=ROWS_AMONG)
+    newest = sorted(rows, key=lambda row: row.finished_at or row.created_at, reverse=True)[:MOST_ROWS]
+    texts = ablations.spec_texts(connection, [row.id for row in newest])
+    return tuple(_line(connection, row, *texts[row.id]) for row in public(connection, newest, settings))
 
 
 def _some(
@@ -105,7 +150,8 @@ def _place(row: AblationPublic) -> tuple[str, float]:
     return row.node_class, float("inf") if row.blocks_ahead is None else row.blocks_ahead
 
 
-def _node(node: NodePublic, noise: Sequence[CalibrationPublic]) -> NodeLine:
+def node_line(node: NodePublic, noise: Sequence[CalibrationPublic]) -> NodeLine:
+    """Return a node with its running work and its calibration."""
     runs = tuple(
         (", ".join((one.name, block_name(one.block_index), *one.arms)), below(f"/a/{one.ablation}"))
         for one in node.runs
@@ -120,16 +166,28 @@ def calibrated(node: NodePublic, noise: Sequence[CalibrationPublic]) -> str:
     if not own:
         return "uncalibrated"
     newest = max(own, key=lambda one: one.calibration.measured_at)
-    if newest.calibration.blocks < ADMITTING_BLOCKS:
-        return f"uncalibrated: {newest.calibration.blocks} of {ADMITTING_BLOCKS} A/A blocks"
+    if newest.calibration.blocks < MIN_BLOCKS:
+        return f"uncalibrated: {newest.calibration.blocks} of {MIN_BLOCKS} A/A blocks"
     words = f"calibrated {duration(age_s(newest.calibration.measured_at))} ago for {newest.calibration.key.recipe}"
     return words if newest.problem is None else f"{words}, no longer valid: {newest.problem}"
 
 
-def _answer(connection: Connection, row: AblationPublic) -> EndedAblation:
+def _line(connection: Connection, row: AblationPublic, spec: str, content_type: str) -> AblationLine:
     document = ablations.get_document(connection, row.id, "verdict").document
-    if document is None:
-        return EndedAblation(row=row, lead="")
-    answer = read_answer(document)
-    shown, more = answer.variants[:MOST_VARIANTS], len(answer.variants[MOST_VARIANTS:])
-    return EndedAblation(row=row, lead=answer.lead, variants=shown, more=more)
+    answer = None if document is None else read_answer(document)
+    changes = changes_in_spec(spec, content_type)
+    answers = {one.arm: one for one in answer.variants} if answer else {}
+    names = list(answers or changes)
+    return AblationLine(
+        row=row,
+        when=row.finished_at or row.created_at,
+        lead=answer.lead if answer else row.answer or str(row.state),
+        variants=tuple((name, _change(changes, name), answers.get(name)) for name in names[:MOST_VARIANTS]),
+        more=len(names[MOST_VARIANTS:]),
+        note=row.labels.get(NOTE, ""),
+    )
+
+
+def _change(changes: Mapping[str, ChangedArm], name: str) -> str:
+    """Return the changes of a variant in one line."""
+    return shorten(changes[name].text, LONGEST_CHANGE) if name in changes else ""

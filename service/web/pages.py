@@ -16,12 +16,13 @@ from ablate.service.routes.sessions import SessionName
 from ablate.service.store.ablations import names
 from ablate.service.store.ablations.ablations import last_event
 from ablate.service.store.ablations.results import latest_experiment
+from ablate.service.store.nodes import nodes
 from ablate.service.web.ablation_page import ablation_page, live_part, trace_of
 from ablate.service.web.compare_page import compare_page
 from ablate.service.web.history_page import history_page
 from ablate.service.web.html import PICTURE_POLICY, PageRoute, compressed, page
-from ablate.service.web.nodes_page import nodes_page
-from ablate.service.web.overview import overview
+from ablate.service.web.nodes_page import node_lines, nodes_page
+from ablate.service.web.overview import SHOWN, overview
 from ablate.service.web.session_page import session_page, sessions_table
 from ablate.service.web.sessions import ReadingVisitor
 
@@ -29,29 +30,44 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 Called = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,80}$")]
 OrNone = Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{0,80}$")]
+Shown = Annotated[str, Query(pattern=f"^({'|'.join(SHOWN)})$")]
+Words = Annotated[str, Query(max_length=200)]
 After = Annotated[int, Query(ge=0, le=10**18)]
 LastEvent = Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=10**18)]
 
 
 @router.get("/")
-def show_overview(request: Request, services: ServicesDep, visitor: ReadingVisitor) -> Response:
-    """Show the queue, the nodes, and the latest answers."""
-    return _overview(request, services, visitor, "overview.html")
+def show_overview(
+    request: Request, services: ServicesDep, visitor: ReadingVisitor, show: Shown = "all", q: Words = ""
+) -> Response:
+    """Show the ablations with their answers, the queue, and the nodes."""
+    return _overview(request, services, visitor, "overview.html", show, q)
 
 
 @router.get("/live")
-def show_live_overview(request: Request, services: ServicesDep, visitor: ReadingVisitor) -> Response:
+def show_live_overview(
+    request: Request, services: ServicesDep, visitor: ReadingVisitor, show: Shown = "all", q: Words = ""
+) -> Response:
     """Return the live parts of that page."""
-    return _overview(request, services, visitor, "overview_live.html")
+    return _overview(request, services, visitor, "overview_live.html", show, q)
 
 
-def _overview(request: Request, services: ServicesDep, visitor: ReadingVisitor, template: str) -> Response:
+def _overview(
+    request: Request, services: ServicesDep, visitor: ReadingVisitor, template: str, show: str, words: str
+) -> Response:
     with services.store.read() as connection:
         seq = last_event(connection)
-        view = overview(connection, services.settings, read_noise(connection))
+        view = overview(connection, services.settings, read_noise(connection), show, words)
+    return page(request, template, view=view, shown=SHOWN, seq=seq, visitor=visitor)
+
+
+@router.get("/mlflow-ablations")
+def show_mlflow(services: ServicesDep, visitor: ReadingVisitor) -> Response:
+    """Redirect to MLflow's list of ablations."""
+    with services.store.read() as connection:
         experiment_id = latest_experiment(connection)
-    mlflow = links.of_ablations(services.settings.mlflow_link_url, experiment_id)
-    return page(request, template, view=view, seq=seq, visitor=visitor, mlflow=mlflow)
+    address = links.of_ablations(services.settings.mlflow_link_url, experiment_id)
+    return RedirectResponse(address, HTTPStatus.SEE_OTHER, {"Cache-Control": "no-store"})
 
 
 @router.get("/events", response_class=Response)
@@ -69,7 +85,7 @@ def show_ablation(request: Request, called: Called, services: ServicesDep, visit
         ablation_id = names.find_ablation(connection, called)
         if ablation_id != called:
             return RedirectResponse(below(f"/a/{ablation_id}"), HTTPStatus.SEE_OTHER, {"Cache-Control": "no-store"})
-        view = ablation_page(connection, services.settings, ablation_id)
+        view = ablation_page(connection, services.settings, ablation_id, visitor.principal)
     return page(request, "ablation.html", policy=PICTURE_POLICY, view=view, live=view.live, visitor=visitor)
 
 
@@ -121,8 +137,9 @@ def show_comparison(
 def show_nodes(request: Request, services: ServicesDep, visitor: ReadingVisitor) -> Response:
     """Show which lanes and back ends work on which node, with versions."""
     with services.store.read() as connection:
-        classes = nodes_page(nodes_public(connection, services.settings))
-    return page(request, "nodes.html", classes=classes, visitor=visitor)
+        every = nodes_public(connection, services.settings)
+        lines = node_lines(every, read_noise(connection), nodes.newest_loads(connection))
+    return page(request, "nodes.html", nodes=lines, classes=nodes_page(every), visitor=visitor)
 
 
 @router.get("/sessions")
@@ -137,7 +154,7 @@ def show_sessions(request: Request, services: ServicesDep, visitor: ReadingVisit
 def show_session(request: Request, name: SessionName, services: ServicesDep, visitor: ReadingVisitor) -> Response:
     """Show the path of a session."""
     with services.store.read() as connection:
-        view = session_page(connection, name, visitor.principal)
+        view = session_page(connection, name, visitor.principal, services.settings)
     return page(request, "session.html", view=view, visitor=visitor)
 
 

@@ -1,16 +1,22 @@
 """The pages of sessions: all of them, and the path of one from its first baseline to the incumbent."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
 from ablate.experiments.outcomes import ProposalOutcome
 from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.changes import changes_in_spec, in_one_line
+from ablate.experiments.reporting.pages.first_screen import LONGEST_CHANGE
 from ablate.experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
+from ablate.experiments.reporting.wording import shorten
 from ablate.service.http.links import below
 from ablate.service.principals import Principal
 from ablate.service.routes.sessions import all_sessions, session_path
 from ablate.service.schemas.sessions import ProposalPublic, SessionPath, SessionPublic
+from ablate.service.settings import ServiceSettings
+from ablate.service.store.ablations import ablations
 
 _TONES = {
     ProposalOutcome.KEEP: Tone.GOOD,
@@ -30,18 +36,24 @@ class SessionPage:
     path: Table
 
 
-def session_page(connection: Connection, name: str, principal: Principal) -> SessionPage:
+def session_page(connection: Connection, name: str, principal: Principal, settings: ServiceSettings) -> SessionPage:
     """Read the page of a session. Raises NotFound."""
-    session = session_path(connection, name, principal)
+    session = session_path(connection, name, principal, settings)
     counted = f"{session.kept:,} of {wording.counted(session.proposals, 'proposal')} kept"
     incumbent = f"proposal {session.incumbent}" if session.incumbent else "the baseline that opened the session"
     lead = f"{counted}. The incumbent is {incumbent}. "
     closed = "The session is closed." if session.closed_at else f"The next proposal is tested at {_level(session)}."
-    columns = (*numbers("proposal"), *texts("outcome", "against"), *numbers("level"), *texts("answer", "name", "when"))
+    changes = _changes(connection, session)
+    columns = (
+        *numbers("proposal"),
+        *texts("change", "outcome", "answer", "against"),
+        *numbers("level"),
+        *texts("when"),
+    )
     return SessionPage(
         session=session,
         lead=lead + closed,
-        path=Table(title="Path", columns=columns, rows=tuple(_rows(session)), note=_SPENT),
+        path=Table(title="Path", columns=columns, rows=tuple(_rows(session, changes)), note=_SPENT),
     )
 
 
@@ -49,16 +61,31 @@ def _level(session: SessionPublic) -> str:
     return f"{100 * session.next_level:.2g} %"
 
 
-def _rows(session: SessionPath) -> list[tuple[Cell, ...]]:
+def _changes(connection: Connection, session: SessionPath) -> dict[str, str]:
+    """Return what each proposal changes, by its ablation."""
+    texts = ablations.spec_texts(connection, [one.ablation_id for one in session.path])
+    arms = {one: list(changes_in_spec(*text).values()) for one, text in texts.items()}
+    return {one: "; ".join(in_one_line(arm.changes) for arm in own) for one, own in arms.items()}
+
+
+def _rows(session: SessionPath, changes: Mapping[str, str]) -> list[tuple[Cell, ...]]:
     """Return a row for each proposal, newest first, with the incumbent that it was compared with."""
     rows, incumbent = [], 0
     for one in session.path:
-        name = Cell(text=one.name, link=below(f"/a/{one.ablation_id}"))
+        link, told = below(f"/a/{one.ablation_id}"), changes.get(one.ablation_id, "")
+        change = Cell(text=shorten(told, LONGEST_CHANGE) or one.name, link=link, note=one.note or "")
         against = f"proposal {incumbent}" if incumbent else "first baseline"
-        level, when = f"{100 * one.level:.2g} %", wording.moment(one.created_at)
-        rows.append(row(f"{one.number:,}", _outcome(one), against, level, one.answer or "", name, when))
+        level, when = f"{100 * one.level:.2g} %", wording.ago(one.created_at)
+        rows.append(
+            row(f"{one.number:,}", change, _outcome(one), _without_name(one.answer or ""), against, level, when)
+        )
         incumbent = one.number if one.outcome is ProposalOutcome.KEEP else incumbent
     return rows[::-1]
+
+
+def _without_name(answer: str) -> str:
+    """Return an answer without the name of the variant, beside whose change it stands."""
+    return answer.partition(" ")[2] or answer
 
 
 def _outcome(one: ProposalPublic) -> Cell:

@@ -43,9 +43,10 @@ def test_a_session_is_opened_used_and_closed(api: Api, tmp_path: Path) -> None:
     assert "discard: the incumbent stays; the next proposal is tested at 0.52 %" in lines
 
     with answering(api, LESS_MEMORY):
-        kept = ablate("try", "--session", "night", "--json", "--", path)
+        kept = ablate("try", "--session", "night", "--note", "cache PsiV: less [memory]", "--json", "--", path)
     answer = json.loads(kept.out)
     assert (kept.code, answer["outcome"], answer["proposal"]["number"]) == (0, "keep", 2)
+    assert answer["proposal"]["note"] == "cache PsiV: less [memory]"
     assert answer["session"]["next_level"] == session_level(3, [2])
     assert answer["verdict"]["variants"][0]["decision"] == "adopt"
 
@@ -57,7 +58,9 @@ def test_a_session_is_opened_used_and_closed(api: Api, tmp_path: Path) -> None:
     assert parse_spec(following.encode(), "application/yaml").baseline.gates["psiv_cache"] is True
 
     shown = " ".join(ablate("sessions", "show", "night").out.split())
-    assert all(text in shown for text in ("kept 1 of 2 proposals", "incumbent proposal 2", "discard", "keep"))
+    texts = ("kept 1 of 2 proposals", "incumbent proposal 2", "discard", "keep", "cache PsiV: less [memory]")
+    assert all(text in shown for text in texts)
+    assert "noise" not in shown, "an exact metric needs no A/A blocks"
     assert "night" in ablate("sessions", "list").out
     assert ablate("sessions", "close", "night", "--json").code == 0
     assert "session 'night' is closed" in ablate("try", "--session", "night", "--", path).err
@@ -89,7 +92,7 @@ def test_a_command_is_proposed_with_the_code_of_the_current_folder(
     (tmp_path / "train.py").write_text("print(1)\n", encoding="utf-8")
     values = command_values(
         workload__code=".",
-        baseline={"args": ["--lr", "1"]},
+        baseline={"args": ["--lr", "1", "--fused"]},
         verdict__primary={"metric": "peak_reserved_gib", "margin": "0%", "adopt_if": "1%"},
         placement__node_class="h100",
         design__seeds=[1],
@@ -99,15 +102,23 @@ def test_a_command_is_proposed_with_the_code_of_the_current_folder(
     base = yaml.safe_load(ablate("sessions", "spec", "lab").out)
 
     (tmp_path / "train.py").write_text("print(2)\n", encoding="utf-8")
-    done = proposed(api, "python", "train.py", "--seed", "{seed}", "--lr", "2")
+    done = proposed(api, "python", "train.py", "--seed", "{seed}", "--lr=2", "--wd", "0.1")
     answer = json.loads(done.out)
     assert (done.code, answer["outcome"], answer["verdict"]) == (3, "undecided", None)
     text = api.get(f"/v1/ablations/{answer['proposal']['ablation_id']}/spec").json()["text"]
     sent = yaml.safe_load(text)
     assert (sent["ablation"], sent["baseline"]) == ("lab-1", base["baseline"])
-    assert sent["variants"]["proposal"]["args"] == ["--lr", "2"]
+    assert sent["variants"]["proposal"]["args"] == ["--lr=2", "--fused", "--wd", "0.1"]
+    assert "arguments of the proposal: --lr=2 --fused --wd 0.1" in done.err
     assert sent["workload"]["code"] == base["workload"]["code"] != sent["variants"]["proposal"]["code"]
     assert sent["verdict"]["session"]["level"] == session_level(1)
+
+    same = ("python", "train.py", "--seed", "{seed}")
+    code_only = proposed(api, *same)
+    own = api.get(f"/v1/ablations/{json.loads(code_only.out)['proposal']['ablation_id']}/spec").json()["text"]
+    assert yaml.safe_load(own)["variants"]["proposal"]["args"] == base["baseline"]["args"], "only its code is another"
+    unclear = ablate("try", "--session", "lab", "--", *same, "--lr")
+    assert (unclear.code, "'--lr' has fewer values than '--lr 1'" in unclear.err) == (5, True)
 
     other = ablate("try", "--session", "lab", "--", "python", "eval.py")
     assert (other.code, "must begin with that of session 'lab': python train.py --seed '{seed}'" in other.err) == (

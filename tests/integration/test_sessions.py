@@ -4,6 +4,7 @@ import html
 import json
 import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,7 +21,8 @@ from ablate.service.store.ablations import sessions as store
 from ablate.service.store.tables import ablations, proposals
 from ablate.service.submitting import accepted
 from tests.answering import report
-from tests.api_stack import Api, api_fixture
+from tests.api_stack import Api, api_fixture, running_api
+from tests.calibrations import aa_text
 from tests.factories import GIB, spec_values
 from tests.waiting import LIMIT_S
 from tests.web_pages import Person
@@ -225,14 +227,48 @@ def test_a_session_keeps_a_limited_number(api: Api, monkeypatch: pytest.MonkeyPa
     assert (refused.status_code, "open another" in refused.json()["detail"]) == (409, True)
 
 
-def test_a_proposal_whose_noise_nobody_measured_is_refused_before_it_spends(api: Api) -> None:
+def measure_noise(api: Api, like: str, *, blocks: int) -> None:
+    """Run an A/A ablation whose repeats are faster and slower in turn."""
+    text = aa_text(parse_spec(like.encode(), "application/yaml"), blocks=blocks)
+    headers = {**api.admin, "Content-Type": "application/yaml", "Idempotency-Key": f"aa-{next(_keys)}"}
+    assert api.client.post("/v1/ablations", content=text, headers=headers).status_code == 202
+    node = api.register()
+    while block := api.claim(node):
+        report(api, block, node, {"repeat": {"tokens_per_s": 5000 + 10 * (-1) ** block["block_index"]}})
+    judge(api)
+
+
+def test_a_proposal_whose_noise_nobody_will_measure_is_refused_before_it_spends(tmp_path: Path) -> None:
     rule = spec_values()["verdict"]["primary"]
-    opened(api, verdict__primary=rule)
-    problem_of = problems(post(api, "night:try", values_of(verdict__primary=rule)))
-    assert list(problem_of) == ["#/placement/node_class"]
-    assert "there are none on node class cpu" in problem_of["#/placement/node_class"]
-    assert "ablate aa cpu --like SPEC" in problem_of["#/placement/node_class"]
-    assert shown(api)["next_level"] == session_level(1)
+    with running_api("sqlite", tmp_path, control_every=0) as api:
+        advice = opened(api, verdict__primary=rule)["advice"]
+        assert "0 of 20 A/A blocks are measured for tokens_per_s on cpu" in advice
+        assert "Until then a proposal is refused below 6." in advice
+        problem_of = problems(post(api, "night:try", values_of(verdict__primary=rule)))
+        assert list(problem_of) == ["#/placement/node_class"]
+        assert "there are none on node class cpu" in problem_of["#/placement/node_class"]
+        assert "ablate sessions spec night > next.yaml; ablate aa cpu --like next.yaml: at least 6" in str(problem_of)
+        assert shown(api)["next_level"] == session_level(1)
+
+        measure_noise(api, shown(api)["spec"], blocks=6)
+        advice = shown(api)["advice"]
+        assert "6 of 20 A/A blocks" in advice
+        assert "a proposal has wider intervals. To measure them now (about 2 device minutes)" in advice
+        assert tried(api, values_of(verdict__primary=rule))["number"] == 1, "as many admit any ablation"
+
+
+def test_a_proposal_measures_the_noise_that_nobody_measured(tmp_path: Path) -> None:
+    rule = spec_values()["verdict"]["primary"]
+    with running_api("sqlite", tmp_path, control_every=10) as api:
+        advice = opened(api, verdict__primary=rule)["advice"]
+        assert "a third arm that measures the noise, and wider intervals. To measure" in advice
+        assert "now (40 trials): ablate sessions spec night > next.yaml; ablate aa cpu --like" in advice
+        made = tried(api, values_of(verdict__primary=rule))
+        assert any("repeats the baseline, to measure the noise" in one for one in made["accepted"]["warnings"])
+        api.cancel(made["accepted"]["id"])
+        refused = problems(post(api, "night:try", values_of(verdict__primary=rule, design__blocks="auto")))
+        assert "ablate aa cpu --like SPEC" in refused["#/design/blocks"]
+        assert opened(api, "exact")["advice"] is None
 
 
 def test_a_loss_needs_no_calibration_and_other_seeds_each_time(api: Api) -> None:
@@ -272,7 +308,8 @@ def test_the_pages_show_the_path_of_a_session(api: Api) -> None:
     running = tried(api, proposal_of(shown(api)["spec"], less={"gates": {"chunk_size": 32}}))
     page = " ".join(re.sub("<[^>]*>", " ", html.unescape(person.get("/sessions/night").text)).split())
     assert "1 of 2 proposals kept. The incumbent is proposal 1. The next proposal is tested at" in page
-    newest, first = page.index("2 queued proposal 1"), page.index("1 ✓ keep first baseline 1.3 %")
+    newest, first = page.index("2 chunk_size 16 → 32 queued"), page.index("1 psiv_cache true ✓ keep better")
+    assert "first baseline 1.3 %" in page
     assert newest < first
     assert "chunk_size: 16" in page, "the incumbent's spec"
     assert '<a href="/sessions/night">night</a>' in person.get("/sessions").text

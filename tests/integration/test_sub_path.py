@@ -54,7 +54,7 @@ def test_every_link_of_every_page_leads_below_the_path(api: Api, world: WebWorld
             seen.add(address)
             page = browser.get(urljoin(proxy.origin, address))
             if "/nobody" not in address and "judged-" not in address:
-                assert page.status_code == 200, address
+                assert page.status_code == (303 if address.endswith("/mlflow-ablations") else 200), address
             links = {one.partition("#")[0].replace("&amp;", "&") for one in ADDRESS.findall(page.text)}
             for one in links - {""} - seen - set(todo):
                 if one.startswith(("data:", "http://", "https://")):

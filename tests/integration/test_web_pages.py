@@ -1,5 +1,6 @@
 """What the pages hold, on both databases: hostile text, names, live parts; and the command that opens them."""
 
+import hashlib
 import html
 import json
 import re
@@ -10,6 +11,7 @@ import pytest
 from sqlalchemy import update
 
 from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.records.code_archive import pack_code
 from ablate.experiments.reporting.verdict_layout import short_answer
 from ablate.service.lifecycle import PROJECTIONS, OutboxKind
 from ablate.service.principals import SERVICE
@@ -18,10 +20,10 @@ from ablate.service.store.ablations.results import store_projection
 from ablate.service.store.tables import ablations, blocks
 from ablate.service.web import live_curves
 from ablate.service.web.answers import read_answer
-from tests import web_world
+from tests import answering, web_world
 from tests.api_stack import Api, api_fixture, nobody_url, served_api
 from tests.cli import ablate, speaking_to
-from tests.factories import spec_values
+from tests.factories import command_values, spec_values
 from tests.views import HOSTILE
 from tests.web_pages import Person
 
@@ -142,20 +144,25 @@ def test_the_latest_answers_are_those_that_ended_last(api: Api) -> None:
     made = {name: api.submit(ablation=f"ends-{name}")["id"] for name in ("third", "first", "second")}
     for name in ("first", "second", "third"):
         assert api.client.post(f"/v1/ablations/{made[name]}:cancel", headers=api.admin).status_code < 300
-    answers = Person.signed_in(api).get("/").text.partition('id="answers"')[2]
+    answers = Person.signed_in(api).get("/?show=failed&q=ENDS-").text.partition('id="answers"')[2]
     assert re.findall(r">ends-(\w+)<", answers) == ["third", "second", "first"]
 
 
 def test_the_link_to_mlflow_opens_the_ablations_of_the_newest_that_it_shows(api: Api) -> None:
     person, base = Person.signed_in(api), f'href="{nobody_url()}/#/experiments'
     training = 'workflowType=machine_learning"'
-    assert f"{base}?{training}" in person.get("/").text
+    assert 'href="/mlflow-ablations"' in person.get("/nodes").text, "one navigation on every page"
+
+    def address() -> str:
+        return f'href="{person.get("/mlflow-ablations").headers["location"]}"'
+
+    assert address() == f"{base}?{training}"
     for experiment in ("41", "7"):
         made = api.submit(ablation="shown-in-mlflow")["id"]
         with api.store.write() as connection:
             store_projection(connection, made, experiment_id=experiment, run_id="r", whole=False)
         api.submit(ablation="not-yet-shown")
-        assert f"{base}/{experiment}/runs?viewStateShareKey=ablations&amp;{training}" in person.get("/").text
+        assert address() == f"{base}/{experiment}/runs?viewStateShareKey=ablations&{training}"
 
 
 @pytest.mark.parametrize(("path", "allowed"), [("hybrid-tin/loss", "hybrid-tiny"), ("hybrid-tiny/psiv", "psiv_cache")])
@@ -216,3 +223,83 @@ def test_a_failed_projection_is_told_on_the_ablations_page(api: Api) -> None:
     with api.store.write() as connection:
         outbox.done(connection, [row.id for row in rows])
     assert "Not written to MLflow yet" not in shown.get(f"/a/{ablation}").text
+
+
+def test_the_first_page_filters_and_searches_its_table(api: Api) -> None:
+    node, person = api.register("filters"), Person.signed_in(api)
+    spec = {"ablation": "fast-one", "question": "Is it 50%_faster?", "labels": {"note": "a Bold idea"}}
+    made = api.submit(**spec, limits={"priority": 100})["id"]
+    for index in range(6):
+        block = web_world.claimed(api, node)
+        web_world.report(api, block, node, changed=web_world.speeds(index), **spec, limits={"priority": 100})
+    web_world.settle(api)
+
+    def found(query: str) -> bool:
+        return (
+            f'href="/a/{made}"' in person.get(f"/?{query}").text.partition('id="answers"')[2].partition('id="queue"')[0]
+        )
+
+    words = ["q=50%25_FASTER", "q=fast-one", "q=bold", "show=all", "show=inconclusive", "q=psiv-on", "show=all&q="]
+    assert [query for query in words if not found(query)] == []
+    others = ["q=50%25-", "q=slow", "show=better", "show=failed", "show=running", "show=inconclusive&q=slow"]
+    assert [query for query in others if found(query)] == []
+    assert person.get("/?show=everything").status_code == 422
+    assert "?show=inconclusive&amp;q=bold%20idea" in person.get("/?show=inconclusive&q=bold%20idea").text, "live, too"
+    assert "No ablation matches" in person.get("/?q=slow").text
+
+
+def test_an_empty_start_shows_three_commands(tmp_path: Path) -> None:
+    with served_api("sqlite", tmp_path) as api:
+        page = html.unescape(Person.signed_in(api).get("/").text)
+    commands = ["ablate run demo", "ablate check -- python train.py", "ablate ask --vs='--lr 2e-3' -- python train.py"]
+    assert [command for command in commands if command not in page] == []
+    assert "Filter" not in page
+
+
+def test_changed_code_is_shown_to_those_who_may_use_it(api: Api, tmp_path: Path) -> None:
+    digests = []
+    for number, text in enumerate(("w = w - g\n", "w = w - clip(g) < 1\n")):
+        folder = tmp_path / f"code{number}"
+        folder.mkdir()
+        (folder / "train.py").write_text(text, encoding="utf-8")
+        content = b"".join(pack_code(folder).pieces())
+        digests.append(f"sha256:{hashlib.sha256(content).hexdigest()}")
+        headers = {**api.token(f"sender-{number}", "code"), "Content-Type": "application/gzip"}
+        for who in ({**api.admin, "Content-Type": "application/gzip"}, headers):
+            path, options = "/v1/code:upload", {"params": {"digest": digests[-1]}, "content": content}
+            assert api.client.post(path, headers=who, **options).is_success
+    base, own = ({"archive": digest} for digest in digests)
+    values = command_values(workload__code=base, variants={"proposal": {"code": own}}, labels={"note": "clip <b>"})
+    made = api.post_spec(values).json()["id"]
+    page = Person.signed_in(api, operate=True).get(f"/a/{made}").text
+    assert "clip &lt;b&gt;" in page, "the note of the variant"
+    assert '<span class="added">+w = w - clip(g) &lt; 1\n</span>' in page
+    assert '<span class="removed">-w = w - g\n</span>' in page
+    for who in ("reader", "sender"):
+        headers = api.token(f"other-{who}", "read" if who == "reader" else "code")
+        other = Person.signed_in(api, headers).get(f"/a/{made}").text
+        assert "What changed" in other
+        assert "clip(g)" not in other
+        assert digests[0] not in other
+    assert f'href="/a/{made}"' in Person.signed_in(api).get("/?q=CLIP").text
+
+
+def test_a_session_shows_the_change_and_the_note_of_each_proposal(api: Api) -> None:
+    node = api.register("tries")
+    exact = {"metric": "peak_allocated_gib", "margin": "0%", "adopt_if": "1%"}
+    one = {"psiv-on": {"gates": {"psiv_cache": True}}}
+    values = spec_values(variants=one, verdict__primary=exact, design__seeds=[1], limits={"priority": 100})
+    assert api.client.post("/v1/sessions/lab:open", headers=api.admin, json=values).status_code == 201
+    headers = {**api.admin, "Idempotency-Key": "lab-1"}
+    tried = api.client.post("/v1/sessions/lab:try", headers=headers, json={**values, "labels": {"note": "cache <it>"}})
+    assert tried.status_code == 202, tried.text
+    while block := api.claim(node):
+        answering.report(api, block, node, {})
+    web_world.settle(api)
+    page = Person.signed_in(api).get("/sessions/lab").text
+    row = html.unescape(re.sub(r"<[^>]+>|\s+", " ", page.partition("<tbody>")[2].partition("</tbody>")[0]))
+    assert "psiv_cache true" in row
+    assert "(cache <it>)" in row
+    assert "discard " in row
+    assert "same" in row
+    assert " ago" in row

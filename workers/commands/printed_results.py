@@ -5,6 +5,7 @@ part of a number, would be a wrong one.
 """
 
 import fcntl
+import math
 import os
 import re
 import select
@@ -14,7 +15,7 @@ from contextlib import suppress
 from typing import Self
 
 from ablate.experiments.in_trial.ablate import MOST_RESULTS, name_problem
-from ablate.experiments.records.program_report import printable
+from ablate.experiments.records.program_report import contradicts, printable
 
 LONGEST_LINE = select.PIPE_BUF
 """Most bytes of a line with a result. The kernel keeps only so many together when several processes write."""
@@ -87,6 +88,15 @@ class PrintedResults:
     def values(self) -> dict[str, float]:
         """The results, those that are not finite included."""
         return {name: value for name, value in self._last.items() if isinstance(value, float)}
+
+    def contradicting(self, counted: Mapping[str, float]) -> dict[str, float]:
+        """Return the printed numbers that contradict the number of the same name that counts."""
+        printed = [*self._by_pattern.items(), *self._by_metric.items()]
+        return {
+            name: value
+            for name, value in printed
+            if isinstance(value, float) and math.isfinite(value) and contradicts(value, counted[name])
+        }
 
     @property
     def problem(self) -> str | None:

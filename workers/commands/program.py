@@ -86,10 +86,12 @@ def run_program(order: TrialOrder) -> TrialResult:
     reached = failing and has_file_of(order.paths.folder, order.most_bytes)
     remove_tree(folder)
     peak = _peak_bytes(marks, on_host=order.device_type == "cpu")
+    reported = {**printed.values, **marks.reported, **not_finite(printed.values)}
     end = ProgramEnd(
         exit_code=process.returncode,
         oom_kills=failures.kernel_oom_kills() - oom_before,
-        reported={**printed.values, **marks.reported, **not_finite(printed.values)},
+        reported=reported,
+        contradicted=printed.contradicting(reported),
         unread=printed.problem,
         last_line=last_line,
         failed=marks.failed,
@@ -334,6 +336,7 @@ def result_of(
         window_s=slowest.window_s if clocked and slowest else None,
         window_seen_s=slowest.window_seen_s if clocked and slowest else None,
         reported={name: value for name, value in end.reported.items() if math.isfinite(value)},
+        contradicted=end.contradicted,
         kernels=tuple(marks.kernels),
         exit_code=end.exit_code,
     )

@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ablate.experiments.design.kinds.program import ProgramArm
@@ -68,6 +68,8 @@ class ProgramEnd:
     """Of its first process."""
     oom_kills: int
     reported: Mapping[str, float]
+    contradicted: Mapping[str, float] = field(default_factory=dict)
+    """Printed numbers that contradict a reported one."""
     unread: str | None = None
     """Why a printed result cannot be read."""
     last_line: str

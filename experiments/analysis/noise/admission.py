@@ -142,7 +142,7 @@ def _changed(one: CalibrationKey, other: CalibrationKey) -> list[str]:
 
 def _problems(calibration: Calibration, receipts: Sequence[Receipt]) -> Iterator[str]:
     latest = max(seconds(receipt.started_at) for receipt in receipts)
-    yield from standing_problems(calibration, latest, least=MIN_BLOCKS)
+    yield from standing_problems(calibration, latest)
     clock = median_clock_mhz(receipts)
     if clock is not None and calibration.clock_mhz is not None:
         shift = clock / calibration.clock_mhz - 1
@@ -150,25 +150,30 @@ def _problems(calibration: Calibration, receipts: Sequence[Receipt]) -> Iterator
             yield f"the device clock moved by {100 * shift:+.1f} % since the calibration; allowed: 1 %"
 
 
-def standing_problems(calibration: Calibration, at: float, *, least: int = ADMITTING_BLOCKS) -> Iterator[str]:
+def standing_problems(calibration: Calibration, at: float) -> Iterator[str]:
     """Yield the reasons why a calibration admits no trial at the time `at`, in seconds since 1970.
 
     A time always has noise. A number that a program reports may repeat bit for bit, and a verdict on it rests on the
     spread over the seeds of its own blocks.
     """
-    if calibration.blocks < least:
-        yield f"this device has {calibration.blocks} A/A blocks; {least} calibrate it"
-    exact = calibration.sd_pct == 0
-    if exact and (calibration.key.metric is None or calibration.mean_pct):
+    if calibration.blocks < MIN_BLOCKS:
+        yield f"this device has {calibration.blocks} A/A blocks; {MIN_BLOCKS} allow a verdict"
+    if calibration.sd_pct == 0 and not calibration.bit_repeatable:
         yield "the A/A blocks show no noise at all, so they measured nothing"
         return
-    if not exact and mean_p(calibration) < MEAN_LEVEL:
+    if calibration.sd_pct and mean_p(calibration) < MEAN_LEVEL:
         yield f"the A/A blocks differ from zero by {calibration.mean_pct:+.2f} % (t test, p {mean_p(calibration):.2g})"
     days = min(abs(seconds(block.started_at) - at) for block in calibration.samples) / _DAY_S
     if days > STALE_DAYS:
         yield f"the nearest A/A block is {days:.0f} days away; allowed: {STALE_DAYS}"
     if calibration.variance_p is not None and calibration.variance_p < VARIANCE_LEVEL:
         yield f"sentinel blocks are noisier than the calibration (F test, p {calibration.variance_p:.2g})"
+
+
+def is_enough(calibration: Calibration, at: float) -> bool:
+    """Return whether more A/A blocks would not narrow a verdict at the time `at`, in seconds since 1970."""
+    enough = calibration.bit_repeatable or calibration.blocks >= ADMITTING_BLOCKS
+    return enough and next(standing_problems(calibration, at), None) is None
 
 
 def mean_p(calibration: Calibration) -> float:

@@ -184,10 +184,10 @@ def calibrate_all(blocks: Iterable[tuple[CalibrationKey, AABlock]]) -> tuple[Cal
 def calibrate(key: CalibrationKey, blocks: Sequence[AABlock]) -> Calibration:
     """Return the sealed calibration from at least two A/A blocks of `key`."""
     samples = tuple(sorted(blocks, key=lambda block: (block.started_at, block.ablation, block.block_index)))
-    return seal(Calibration(key=key, metric=metric_of(key), samples=samples, **_numbers(samples), digest=""))
+    return seal(Calibration(key=key, metric=metric_of(key), samples=samples, **_numbers(key, samples), digest=""))
 
 
-def _numbers(samples: Sequence[AABlock]) -> dict[str, Any]:
+def _numbers(key: CalibrationKey, samples: Sequence[AABlock]) -> dict[str, Any]:
     d = np.array([block.difference for block in samples])
     away = d - d.mean()
     sd = float(d.std(ddof=1))
@@ -199,7 +199,7 @@ def _numbers(samples: Sequence[AABlock]) -> dict[str, Any]:
         "mean_pct": 100 * float(d.mean()),
         "autocorrelation": float(away[1:] @ away[:-1] / (away @ away)) if sd else 0.0,
         "position_effect_pct": 100 * float(np.mean(d * np.sign([block.place for block in samples]))),
-        "drift_pct_per_hour": 100 * _drift_per_hour(samples),
+        "drift_pct_per_hour": 100 * _drift_per_hour(samples) if sd and key.metric is None else 0.0,
         "largest_z": float(np.abs(away).max()) / sd if sd else 0.0,
         "clock_mhz": statistics.median(clocks) if len(clocks) == len(samples) else None,
         "variance_p": _variance_p(samples),

@@ -10,12 +10,13 @@ from ablate.experiments.digest import canonical_json
 from ablate.experiments.outcomes import AblationState, Decision
 from ablate.experiments.records.circumstances import Circumstances
 from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.changes import arm_changes, in_one_line
 from ablate.experiments.reporting.mlflow import content
 from ablate.experiments.reporting.sentences import broken_attempts
 from ablate.experiments.reporting.terminal.markdown import short_table, table_markdown, verdict_markdown
 from ablate.experiments.reporting.verdict_layout import VariantLayout, by_importance
 from ablate.experiments.reporting.view import AblationView
-from ablate.experiments.reporting.wording import changed_gates, gate_values
+from ablate.experiments.reporting.wording import gate_values
 
 PARENT = "parent"
 MOST_ROWS = 4
@@ -59,7 +60,7 @@ def _tags(view: AblationView) -> dict[str, str]:
         "ablation.state": view.state,
         "ablation.rule_digest": view.plan.rule_digest,
         "ablation.gates": _by_arm(
-            {arm.name: changed_gates(arm, view.plan.baseline) for arm in view.plan.variants},
+            {arm.name: in_one_line(arm_changes(arm, view.plan.baseline)) for arm in view.plan.variants},
         ),
         "ablation.nodes": wording.shorten(_nodes(view), LONGEST_COLUMN),
         content.NOTE_TAG: _note(view),

@@ -14,6 +14,7 @@ from ablate.experiments.design.metrics import METRICS
 from ablate.experiments.outcomes import AblationState, Outcome, TrialState
 from ablate.experiments.records.receipts import Receipt, read_named
 from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.changes import arm_changes, in_one_line
 from ablate.experiments.reporting.kernel_tables import kernels_csv
 from ablate.experiments.reporting.mlflow import content, views
 from ablate.experiments.reporting.mlflow.content import RunContent
@@ -23,7 +24,6 @@ from ablate.experiments.reporting.sentences import WITHOUT_STATISTICS
 from ablate.experiments.reporting.step_traces import TRACE_FILE, chrome_trace, traces
 from ablate.experiments.reporting.verdict_layout import VariantLayout, improvement_pct
 from ablate.experiments.reporting.view import AblationView, TrialView
-from ablate.experiments.reporting.wording import changed_gates
 from ablate.model.measurements import GIB, Step
 
 MOST_POINTS = 2500
@@ -186,7 +186,7 @@ def _variant(
         "ablation.verdict": variant.verdict.value,
         "ablation.decision": variant.decision.value,
         "ablation.cause": "" if variant.cause is None else variant.cause.value,
-        "ablation.gates": changed_gates(arm, view.plan.baseline),
+        "ablation.gates": in_one_line(arm_changes(arm, view.plan.baseline)),
         "ablation.metric": metric,
         content.NOTE_TAG: _note(layout),
     }

@@ -104,7 +104,7 @@ NOISE: dict[str, Callable[[Calibration], str]] = {
     f"sd at most, with 95{wording.SPACE}% confidence": lambda one: wording.size_percent(one.sd_upper_pct),
     "mean difference": lambda one: wording.percent(one.mean_pct),
     "later trial of a block against the earlier": lambda one: wording.percent(one.position_effect_pct),
-    "drift per hour": lambda one: wording.percent(one.drift_pct_per_hour),
+    "drift": lambda one: wording.drift(one) or wording.NOTHING,
     "autocorrelation from block to block": lambda one: wording.signed(one.autocorrelation),
     "largest deviation, in sd": lambda one: wording.number(one.largest_z, 3),
     "last measured": lambda one: wording.moment(one.measured_at),

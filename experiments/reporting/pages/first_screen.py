@@ -1,4 +1,4 @@
-"""The report's first screen: one line per variant, best first, with its throughput and memory, and warnings."""
+"""The report's first screen: one line per variant, best first, the values that decide, and warnings."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -6,18 +6,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ablate.experiments.analysis.statistics import mean_of
 from ablate.experiments.analysis.verdicts import Cause, Comparison, ExactComparison, VariantVerdict, Verdict
 from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.metrics import METRICS, WINDOW_METRICS
 from ablate.experiments.outcomes import Outcome, VerdictWord
-from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.records.receipts import Receipt, read_named
 from ablate.experiments.reporting import verdict_cells, wording
+from ablate.experiments.reporting.changes import arm_changes, in_one_line
 from ablate.experiments.reporting.sentences import WITHOUT_STATISTICS, missing, origin_problems
-from ablate.experiments.reporting.table import Cell
-from ablate.experiments.reporting.verdict_layout import VariantLayout, is_exact, speed_unjudged, uncalibrated
+from ablate.experiments.reporting.table import Cell, Table, numbers, row, texts
+from ablate.experiments.reporting.verdict_layout import (
+    VariantLayout,
+    contradictions,
+    interval_heading,
+    is_exact,
+    speed_unjudged,
+    uncalibrated,
+)
 from ablate.experiments.reporting.view import AblationView
 from ablate.model.measurements import Metric
 
+LONGEST_CHANGE = 160
+"""Characters of a variant's changes beside its verdict."""
 WORTH_LOAD = 0.1
 """Share of CPU time taken by other processes from which the page warns."""
 WORTH_DRIFT_PCT = 1.0
@@ -34,6 +45,8 @@ class AnswerLine:
     """One variant on one line."""
 
     variant: VariantLayout
+    changes: str
+    """What it changes, in one line."""
     word: Cell
     """The published verdict, in the tone of the samples' verdict."""
     headline: str
@@ -58,9 +71,11 @@ def first_screen(view: AblationView) -> FirstScreen | None:
     if verdict is None or answer is None:
         return None
     judged = {variant.arm: variant for variant in verdict.variants}
+    changes = {arm.name: in_one_line(arm_changes(arm, view.plan.baseline)) for arm in view.plan.variants}
     lines = tuple(
         AnswerLine(
             variant=layout,
+            changes=wording.shorten(changes.get(layout.arm, ""), LONGEST_CHANGE),
             word=word_cell(judged[layout.arm], layout.word),
             headline=headline(verdict, judged[layout.arm]),
             absolute=_absolute(view, verdict, layout.arm),
@@ -168,6 +183,7 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     circumstances = verdict.circumstances
     admission, attempts, family = circumstances.admission, circumstances.attempts, circumstances.family
     yield from () if view.answer is None else view.answer.outlook
+    yield from (f"{wording.capitalised(text)}." for text in contradictions(verdict))
     yield from (f"{problem}." for problem in origin_problems(verdict))
     if nodes := wording.caveat(verdict):
         yield nodes
@@ -219,3 +235,42 @@ def _drift(view: AblationView, verdict: Verdict) -> Iterator[str]:
     if abs(change) >= WORTH_DRIFT_PCT:
         drift = f"The baseline drifted by {wording.percent(change)} from the first block to the last{where}"
         yield f"{drift}; the arms of a block share the drift."
+
+
+def deciding_values(view: AblationView) -> Table | None:
+    """Return the baseline and every variant with the values of the deciding metric; None without any value."""
+    verdict, answer = view.verdict, view.answer
+    if verdict is None or answer is None:
+        return None
+    rows = [_row(view, verdict, None), *(_row(view, verdict, variant) for variant in answer.variants)]
+    if all(cells[1].text == wording.NOTHING for cells in rows):
+        return None
+    metric = verdict.rule["primary"]["metric"]
+    mean = f"mean, {wording.unit(metric)}" if metric in METRICS else "mean"
+    headings = (mean, "smallest to largest", "trials", "change", interval_heading(verdict))
+    return Table(
+        title=f"The values that decide: {wording.metric(metric)}",
+        columns=(*texts("arm"), *numbers(*headings)),
+        rows=tuple(rows),
+        note="Means over the trials that count. The change is the mean of the pairs of a block.",
+    )
+
+
+def _row(view: AblationView, verdict: Verdict, variant: VariantLayout | None) -> tuple[Cell, ...]:
+    arm = verdict.baseline if variant is None else variant.arm
+    values = list(_values(view, verdict, arm))
+    change = ("", "") if variant is None else (variant.effect, variant.interval)
+    if not values:
+        return row(arm, wording.NOTHING, wording.NOTHING, "0", *change)
+    low, high = wording.number(min(values), 6), wording.number(max(values), 6)
+    spread = low if low == high else f"{low} to {high}"
+    mean = mean_of(values)
+    return row(arm, Cell(text=wording.number(mean, 6), numbers={"mean": mean}), spread, f"{len(values):,}", *change)
+
+
+def _values(view: AblationView, verdict: Verdict, arm: str) -> Iterator[float]:
+    metric = verdict.rule["primary"]["metric"]
+    for receipt in view.whole_blocks.of(arm) if arm in view.plan.arm_by_name else ():
+        value = read_named(metric, receipt) if receipt.outcome is Outcome.MEASURED else None
+        if value is not None:
+            yield value

@@ -1,6 +1,6 @@
 """One self-contained HTML page for an ablation, with the answer first; no script, no external resource."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -9,16 +9,19 @@ from markupsafe import Markup
 
 from ablate.experiments.analysis.arm_summary import measured_trials
 from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.metrics import CURVE_METRICS, METRICS
 from ablate.experiments.records.circumstances import Circumstances
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.between import between_variants
+from ablate.experiments.reporting.changes import changed_arms
 from ablate.experiments.reporting.pages import circumstance_tables, evidence_tables
 from ablate.experiments.reporting.pages.circumstance_tables import rule_in_words
 from ablate.experiments.reporting.pages.evidence_tables import compilation_table
-from ablate.experiments.reporting.pages.first_screen import first_screen
+from ablate.experiments.reporting.pages.first_screen import deciding_values, first_screen
 from ablate.experiments.reporting.pages.page_templates import make_environment
 from ablate.experiments.reporting.pages.program_tables import program_tables
 from ablate.experiments.reporting.pictures import registry
+from ablate.experiments.reporting.pictures.drawing import Picture
 from ablate.experiments.reporting.pictures.theme import theme_css
 from ablate.experiments.reporting.step_traces import step_table
 from ablate.experiments.reporting.table import Table
@@ -29,15 +32,21 @@ from ablate.experiments.reporting.wording import false_verdicts
 
 def render(view: AblationView) -> str:
     """Render the report of `view`; equal views give equal pages, in every state of the ablation."""
+    pictures = registry.draw_all(view)
+    curve = None if view.verdict is None else _curve(view.verdict, pictures)
     return (
         _environment()
         .get_template("report.html")
         .render(
             view=view,
             answer=view.answer,
+            changed=changed_arms(view.plan.arms),
             first=first_screen(view),
+            deciding=deciding_values(view),
             glance=_glance(view),
-            pictures=registry.draw_all(view),
+            pictures=pictures,
+            curve=curve,
+            more_pictures=[one for one in pictures if one.name not in (*_PLACED, curve)],
             step=step_table(view),
             answer_tables=_answer_tables(view),
             detail_tables=_filled(
@@ -58,6 +67,20 @@ def render(view: AblationView) -> str:
             receipts=evidence_tables.receipts_table(view),
         )
     )
+
+
+_PLACED = ("forest", "step-memory")
+"""Pictures with a place of their own."""
+_OF_LEARNING, _OF_COSTS = ("curves", "losses", "differences"), ("differences", "steps")
+"""Pictures of a loss or of a number that a program reports, and of times and memory, the best one first."""
+
+
+def _curve(verdict: Verdict, pictures: Sequence[Picture]) -> str | None:
+    """Return the picture that stands beside the answer; None without one."""
+    metric = METRICS.get(verdict.rule["primary"]["metric"])
+    costs = metric is not None and metric.kind != "loss" and metric.name not in CURVE_METRICS
+    names = {picture.name for picture in pictures}
+    return next((name for name in (_OF_COSTS if costs else _OF_LEARNING) if name in names), None)
 
 
 @cache

@@ -87,11 +87,12 @@ def _session(session: "SessionPath") -> RenderableType:
         ("incumbent", f"{incumbent}; its spec: ablate sessions spec {escape(session.name)}"),
         ("kept", f"{session.kept:,} of {wording.counted(session.proposals, 'proposal')}"),
         ("next level", f"{100 * session.next_level:.2g} %"),
+        *([("noise", f"[yellow]{escape(session.advice)}[/]")] if session.advice else []),
     )
-    table = TerminalTable(*numbers("proposal"), *names("outcome"), *numbers("level"), *texts("answer"), *names("name"),
-                          *ids("ablation"), leaving=("ablation",))  # fmt: skip
+    table = TerminalTable(*numbers("proposal"), *names("outcome"), *numbers("level"), *texts("answer", "note"),
+                          *names("name"), *ids("ablation"), leaving=("ablation", "name"))  # fmt: skip
     for one in session.path:
         level = f"{100 * one.level:.2g} %"
-        outcome, answer = one.outcome or f"({one.state})", escape(one.answer or "")
-        table.add_row(str(one.number), str(outcome), level, answer, escape(one.name), one.ablation_id)
+        outcome, answer, note = one.outcome or f"({one.state})", escape(one.answer or ""), escape(one.note or "")
+        table.add_row(str(one.number), str(outcome), level, answer, note, escape(one.name), one.ablation_id)
     return Group(pairs, table) if session.path else Group(pairs)

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,7 +34,7 @@ def try_(
         typer.Argument(
             metavar="-- SPEC | COMMAND...",
             help="A spec whose one variant is proposed, or the command of a session of commands. It begins with the "
-            "session's command; the current folder is its code.",
+            "session's command; its other arguments are merged into the incumbent's. The current folder is its code.",
         ),
     ],
     session: Annotated[
@@ -45,6 +46,9 @@ def try_(
             autocompletion=completion.sessions,
         ),
     ],
+    note: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What you change and why, for the session's page; one line.")
+    ] = None,
     idempotency_key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -59,6 +63,8 @@ def try_(
             body = read_spec(proposal[0])
         else:
             body = _of_command(client.sessions.get(session), proposal)
+        if note is not None:
+            body = _noted(body, note)
         accepted = client.sessions.propose(session, body, idempotency_key=idempotency_key)
         try:
             outcome = _answer(client, accepted, as_json=as_json)
@@ -72,6 +78,7 @@ def try_(
 def _of_command(path: "SessionPath", command: Sequence[str]) -> "SpecBody":
     """Return the incumbent's spec with the command as its variant. Raises SpecError."""
     from ablate.experiments.design.aa_spec import CONTENT_TYPE
+    from ablate.experiments.design.arguments import merged_arguments
     from ablate.experiments.design.load import load_values
     from ablate.experiments.design.workload import ARCHIVE
     from ablate.experiments.outcomes import BASELINE
@@ -82,7 +89,8 @@ def _of_command(path: "SessionPath", command: Sequence[str]) -> "SpecBody":
     shared = workload.get("command")
     if shared is None or list(command[: len(shared)]) != shared:
         raise SpecError([_other_command(path.name, shared, command)])
-    variant: dict[str, Any] = {"args": list(command[len(shared) :])}
+    own = (values.get("baseline") or {}).get("args") or ()
+    variant: dict[str, Any] = {"args": list(merged_arguments(own, command[len(shared) :]))}
     if isinstance(workload.get("code"), Mapping) and ARCHIVE in workload["code"]:
         variant["code"] = "."
     patterns = {arm: one for arm, one in workload.get("require_kernels", {}).items() if arm in (BASELINE, PROPOSAL)}
@@ -92,7 +100,20 @@ def _of_command(path: "SessionPath", command: Sequence[str]) -> "SpecBody":
     values["variants"] = {PROPOSAL: variant}
     body = SpecBody.of(values)
     print_packed(body)
+    err().print(f"[dim]arguments of the proposal: {escape(shlex.join(variant['args'])) or 'none'}[/]")
     return body
+
+
+def _noted(body: "SpecBody", note: str) -> "SpecBody":
+    """Return the spec with a note among its labels."""
+    from ablate.experiments.analysis.proposals import NOTE
+    from ablate.experiments.design.aa_spec import CONTENT_TYPE
+    from ablate.experiments.design.load import load_values
+    from ablate.experiments.design.spec_yaml import spec_yaml
+
+    values = load_values(body.content, body.content_type)
+    values["labels"] = {**(values.get("labels") or {}), NOTE: note}
+    return replace(body, content=spec_yaml(values), content_type=CONTENT_TYPE)
 
 
 def _other_command(session: str, shared: list[str] | None, command: Sequence[str]) -> SpecProblem:

@@ -14,6 +14,7 @@ from sqlalchemy import (
     case,
     false,
     func,
+    or_,
     select,
     tuple_,
 )
@@ -104,6 +105,10 @@ class Wanted:
     name: str | None = None
     owner: str | None = None
     """Name of the token that submitted or imported it."""
+    words: str = ""
+    """Part of its name, its question, its answer or its note, in any case."""
+    answer: str = ""
+    """A word of its answer, such as better."""
 
 
 def list_ablations(connection: Connection, wanted: Wanted, *, before: str | None, limit: int) -> list[Row[Any]]:
@@ -119,11 +124,24 @@ def list_ablations(connection: Connection, wanted: Wanted, *, before: str | None
         query = query.where(ablations.c.name == wanted.name)
     if wanted.owner is not None:
         query = query.where(ablations.c.submitted_by == wanted.owner)
+    if wanted.words:
+        texts = (ablations.c.name, ablations.c.question, func.coalesce(ablations.c.answer, ""))
+        noted = select(labels.c.ablation_id).where(labels.c.value.icontains(wanted.words, autoescape=True))
+        within = [text.icontains(wanted.words, autoescape=True) for text in texts]
+        query = query.where(or_(*within, ablations.c.id.in_(noted)))
+    if wanted.answer:
+        query = query.where(ablations.c.answer.contains(f" {wanted.answer}", autoescape=True))
     if wanted.label is not None:
         key, value = wanted.label
         having = select(labels.c.ablation_id).where(labels.c.key == key)
         query = query.where(ablations.c.id.in_(having if value is None else having.where(labels.c.value == value)))
     return list(connection.execute(query))
+
+
+def spec_texts(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return text and content type of the specs of several ablations."""
+    query = select(ablations.c.id, ablations.c.spec_text, ablations.c.content_type).where(ablations.c.id.in_(ids))
+    return {row.id: (row.spec_text, row.content_type) for row in connection.execute(query)}
 
 
 def labels_of(connection: Connection, ids: Sequence[str]) -> dict[str, dict[str, str]]:

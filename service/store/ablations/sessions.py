@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from ablate.experiments.analysis.proposals import outcome_of, with_kept
+from ablate.experiments.analysis.proposals import NOTE, outcome_of, with_kept
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.design.problems import nearest
 from ablate.experiments.design.spec import AblationSpec
@@ -19,7 +19,7 @@ from ablate.experiments.outcomes import AblationState, ProposalOutcome
 from ablate.service.errors import NameTaken, NotFound, NotOwner, SessionBusy, SessionClosed
 from ablate.service.principals import Principal, Scope
 from ablate.service.store.ablations.submissions import Submission
-from ablate.service.store.tables import ablations, db_now, proposals, sessions
+from ablate.service.store.tables import ablations, db_now, labels, proposals, sessions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,9 @@ def list_sessions(connection: Connection) -> Sequence[Row[Any]]:
 def list_proposals(connection: Connection, name: str | None = None) -> Sequence[Row[Any]]:
     """Return the proposals of a session, or of all, in order, with name, state and answer of their ablations."""
     columns = (ablations.c.name, ablations.c.state, ablations.c.answer, ablations.c.created_at)
-    query: Select[Any] = select(proposals, *columns).join(ablations, ablations.c.id == proposals.c.ablation_id)
+    noted = (labels.c.ablation_id == proposals.c.ablation_id) & (labels.c.key == NOTE)
+    query: Select[Any] = select(proposals, *columns, labels.c.value.label("note"))
+    query = query.join(ablations, ablations.c.id == proposals.c.ablation_id).outerjoin(labels, noted)
     if name is not None:
         query = query.where(proposals.c.session == name)
     return connection.execute(query.order_by(proposals.c.session, proposals.c.number)).all()

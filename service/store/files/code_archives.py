@@ -1,8 +1,8 @@
 """Archives of code that people sent: stored in pieces, used by ablations, dropped after ABLATE_CODE_DAYS.
 
-The service stores the bytes and checks their digest. It never unpacks them. The bytes are stored once, but they belong
-to each token that sent them: only these tokens, those with which one of them shared the code, and operators may use
-them. To anybody else an archive does not exist.
+The service stores the bytes and checks their digest. It never unpacks them; a page reads small ones in memory. The
+bytes are stored once, but they belong to each token that sent them: only these tokens, those with which one of them
+shared the code, and operators may use them. To anybody else an archive does not exist.
 """
 
 import re
@@ -179,6 +179,15 @@ def read_pieces(store: Store, digest: str) -> Iterator[bytes]:
             return
         yield bytes(piece)
         number += 1
+
+
+def read_small(connection: Connection, digest: str, *, most_bytes: int) -> bytes | None:
+    """Return an archive; None for one that is dropped or larger than `most_bytes`."""
+    size = connection.execute(select(code_archives.c.size).where(code_archives.c.digest == digest)).scalar()
+    if size is None or size > most_bytes:
+        return None
+    pieces = select(code_pieces.c.data).where(code_pieces.c.digest == digest).order_by(code_pieces.c.number)
+    return b"".join(map(bytes, connection.execute(pieces).scalars()))
 
 
 def drop_oldest(connection: Connection, *, age_s: float) -> str | None:

@@ -16,7 +16,7 @@ from ablate.service.lifecycle import EventKind
 from ablate.service.principals import Principal
 from ablate.service.store.access.tokens import has_revoked_key
 from ablate.service.store.nodes.placement import BUSY_DEVICES, back_ends_that_failed, lanes_that_ran
-from ablate.service.store.tables import SILENT_S, ablations, attempts, blocks, db_now, events, nodes, trials
+from ablate.service.store.tables import SILENT_S, ablations, attempts, blocks, db_now, events, nodes, receipts, trials
 
 MOST_POINTS = 400
 """Newest heartbeats of a trial that are read."""
@@ -122,6 +122,19 @@ def count_live(connection: Connection, *, silent_s: float) -> dict[str, int]:
     """Return the number of nodes that called within `silent_s`, by node class."""
     query = select(nodes.c.node_class, func.count()).where(silent_s > SILENT_S)
     return {row[0]: row[1] for row in connection.execute(query.group_by(nodes.c.node_class))}
+
+
+def newest_loads(connection: Connection) -> dict[str, float]:
+    """Return by node the share of the cores' time that others took during its newest trial with a receipt."""
+    loads: dict[str, float] = {}
+    for node_id in connection.execute(select(nodes.c.id)).scalars().all():
+        query = select(receipts.c.payload).join(attempts, attempts.c.id == receipts.c.attempt_id)
+        own = query.where(attempts.c.node_id == node_id).order_by(attempts.c.started_at.desc()).limit(1)
+        payload = connection.execute(own).scalar()
+        load = None if payload is None else json.loads(payload)["environment"].get("foreign_load")
+        if load is not None:
+            loads[str(node_id)] = float(load)
+    return loads
 
 
 def runs_now() -> ColumnElement[bool]:

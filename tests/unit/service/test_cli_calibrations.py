@@ -6,7 +6,7 @@ from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
 from ablate.experiments.analysis.sizing import size_of
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.records.calibration import Calibration, Ledger
-from ablate.service.cli.calibrations import noise_lines
+from ablate.service.cli.calibrations import calibration_lines, noise_lines
 from ablate.service.schemas.nodes import CalibrationList, CalibrationPublic
 from tests.calibrations import make_block, noisy_blocks
 from tests.factories import make_receipt, make_spec
@@ -40,8 +40,19 @@ def test_the_noise_is_said_with_what_blocks_find_at_it(sd: float, advised: bool)
 def test_what_does_not_admit_says_why_and_what_mends_it() -> None:
     few = calibrate(KEY, [make_block(index, difference=0.01 * (-1) ** index) for index in range(5)])
     text = said(known(few, "5 A/A blocks are known; 6 admit it"), few.ablations[0])
-    assert "no verdict about speed yet: 5 A/A blocks are known; 6 admit it; ablate aa cpu --like abl_1" in text
+    assert "no verdict by throughput yet: 5 A/A blocks are known; 6 admit it; ablate aa cpu --like abl_1" in text
     assert "blocks detect" not in text
     enough = calibrate(KEY, [make_block(index, difference=0.01 * (-1) ** index) for index in range(6)])
     assert "with 20 A/A blocks they would detect smaller effects" in said(known(enough), enough.ablations[0])
     assert "It measured no noise" in said(known(few), "abl_other")
+
+
+@pytest.mark.parametrize("blocks", [6, 20])
+def test_a_metric_that_repeats_bit_for_bit_asks_for_no_more_blocks(blocks: int) -> None:
+    key = KEY.model_copy(update={"metric": "val_loss"})
+    calibration = calibrate(key, [make_block(index, log_rate=float(index % 3)) for index in range(blocks)])
+    text = said(known(calibration), calibration.ablations[0])
+    assert f"{blocks} A/A blocks; val_loss repeats bit for bit, so it has no noise and needs no more A/A blocks" in text
+    assert "only another seed changes it" in text
+    assert not any(words in text for words in ("speed", "0.00 %", "detect 0", "with 20"))
+    assert "drift" not in " ".join(calibration_lines(calibration))

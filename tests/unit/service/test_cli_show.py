@@ -131,6 +131,7 @@ def plan_of(blocks: int, **changes: Any) -> PlanPublic:
         "over_seeds": False,
         "sizing": None,
         "mended_by": None,
+        "repeats": False,
         "control": None,
         "asking": None,
         "node_classes": [],

@@ -42,7 +42,7 @@ def test_the_blocks_of_an_aa_ablation_admit_the_ablation_that_they_are_like():
 @pytest.mark.parametrize(
     ("calibration", "reason"),
     [
-        (known(5), "has 5 A/A blocks; 6 calibrate it"),
+        (known(5), "has 5 A/A blocks; 6 allow a verdict"),
         (known(20, sd=0.0), "no noise at all"),
         (known(20, started_at="2026-10-20T12:00:00+00:00"), "31 days away; allowed: 30"),
         (known(20, key=OWN.model_copy(update={"device_serial": "x"})), "the nearest ones have another device$"),

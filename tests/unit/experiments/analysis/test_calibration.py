@@ -20,6 +20,7 @@ from ablate.experiments.analysis.noise.calibrate import (
 from ablate.experiments.design.plan import controlled, make_plan
 from ablate.experiments.documents import seal
 from ablate.experiments.outcomes import Outcome
+from ablate.experiments.reporting import wording
 from tests.calibrations import BEGAN, KEY, aa_spec, make_block, noisy_blocks
 from tests.factories import SPEC, make_receipt, make_receipts, make_spec
 
@@ -58,7 +59,12 @@ def test_drift_is_taken_within_ablations_not_between_days():
         make_block(i, minutes=90_000 + m, log_rate=12 + 0.01 * m / 60, ablation="abl_2")
         for i, m in enumerate([0, 10, 20])
     ]
-    assert calibrate(KEY, [*blocks, *later]).drift_pct_per_hour == pytest.approx(1.0)
+    quiet = calibrate(KEY, [*blocks, *later])
+    assert (quiet.drift_pct_per_hour, wording.drift(quiet)) == (0, ""), "blocks without noise measured nothing"
+    noisy = [one.model_copy(update={"difference": 0.001 * (-1) ** one.block_index}) for one in (*blocks, *later)]
+    drifting = calibrate(KEY, noisy)
+    assert drifting.drift_pct_per_hour == pytest.approx(1.0)
+    assert wording.drift(drifting) == "+0.50\N{NO-BREAK SPACE}% in 30\N{NO-BREAK SPACE}min"
 
 
 def test_noisier_sentinel_blocks_are_found_and_equal_ones_are_not():

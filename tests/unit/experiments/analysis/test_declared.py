@@ -12,12 +12,12 @@ from scipy import stats
 from ablate.experiments.analysis.declared import step_of
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.looks import at_look
-from ablate.experiments.analysis.noise.admission import admission_of, standing_problems
+from ablate.experiments.analysis.noise.admission import admission_of, is_enough, standing_problems
 from ablate.experiments.analysis.noise.calibrate import aa_blocks_of, calibration_problems, calibrations_of, seconds
 from ablate.experiments.analysis.noise.history import BaselineRun, history_of
 from ablate.experiments.analysis.proposals import outcome_of
-from ablate.experiments.analysis.sizing import size_of
-from ablate.experiments.analysis.statistics import own_dependence, widening
+from ablate.experiments.analysis.sizing import plan_spec, repeats_exactly, size_of
+from ablate.experiments.analysis.statistics import dependence_of, own_dependence, widening
 from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from ablate.experiments.design.aa_spec import calibration_spec
 from ablate.experiments.design.load import parse_spec
@@ -25,13 +25,16 @@ from ablate.experiments.design.plan import Plan, make_plan
 from ablate.experiments.design.power import ALPHA, FIRST_SHARE
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.digest import canonical_json
+from ablate.experiments.errors import SpecError
 from ablate.experiments.outcomes import Decision, Outcome, ProposalOutcome, VerdictWord
 from ablate.experiments.records.calibration import Ledger
 from ablate.experiments.records.circumstances import Admission, Circumstances
 from ablate.experiments.records.receipt_check import contradictions
-from ablate.experiments.reporting import sentences
+from ablate.experiments.records.receipts import seal
+from ablate.experiments.reporting import sentences, wording
+from ablate.experiments.reporting.pages.circumstance_tables import calibrations_table
 from ablate.experiments.reporting.verdict_layout import lay_out
-from tests.program_receipts import plan_of, program_receipt, program_receipts, program_spec
+from tests.program_receipts import plan_of, program_receipt, program_receipts, program_spec, program_values
 
 ADMITTED = Circumstances(admission=Admission(refused_because=None))
 LEVEL = FIRST_SHARE * ALPHA
@@ -324,6 +327,63 @@ def test_the_noise_of_a_declared_metric_is_its_own(sd: float) -> None:
     other = program_spec(workload__metrics={"accuracy": {"better": "higher"}}, verdict__primary__metric="accuracy")
     reason = admission_of(other, receipts, [calibration], ledger=Ledger(), mended_by="").refused_because
     assert reason is not None
+
+
+@pytest.mark.parametrize("blocks", [6, 20])
+def test_a_metric_that_repeats_bit_for_bit_needs_no_more_aa_blocks_and_widens_nothing(blocks: int) -> None:
+    spec, plan = plan_of()
+    aa = parse_spec(calibration_spec(spec, node_class="cpu", blocks=blocks, order_seed=3), "application/yaml")
+    aa_plan = make_plan(aa)
+    values = {(one.index, arm): {"val_bpb": 1.2 + 0.1 * one.seed} for one in aa_plan.blocks for arm in one.order}
+    (calibration,) = calibrations_of(aa_plan, aa, program_receipts(aa_plan, values))
+    now = seconds(calibration.measured_at)
+    assert (calibration.bit_repeatable, is_enough(calibration, now)) == (True, True)
+    assert (calibration.sd_pct, calibration.drift_pct_per_hour, dependence_of([calibration])) == (0, 0, 0)
+    assert repeats_exactly(spec, plan, [calibration])
+    assert size_of(spec, plan, [calibration]) is None
+    known = Circumstances(admission=Admission(calibrations=(calibration,), refused_because=None))
+    variant = only(judged(spec, plan, drawn(plan, np.random.default_rng(1), effect=-0.1, sd=0.001), known))
+    assert variant.primary is not None
+    assert variant.primary.widened == 1.0
+    assert not any("wider" in note for note in variant.notes)
+    table = calibrations_table(known)
+    assert {row[0].text: row[1].text for row in table.rows}["drift"] == wording.NOTHING
+    body = canonical_json(program_values(design__blocks="auto")).encode()
+    auto = parse_spec(body, "application/json")
+    with pytest.raises(SpecError, match="not how 'val_bpb' differs between seeds"):
+        plan_spec(body, "application/json", auto, lambda: [calibration])
+
+
+def test_noise_of_a_declared_metric_has_no_drift_of_its_seeds() -> None:
+    spec, _plan = plan_of()
+    aa, aa_plan = aa_of(spec)
+    rng = np.random.default_rng(3)
+    values = {
+        (one.index, arm): {"val_bpb": 1.2 + one.seed + rng.normal(0, 0.01)}
+        for one in aa_plan.blocks
+        for arm in one.order
+    }
+    (calibration,) = calibrations_of(aa_plan, aa, program_receipts(aa_plan, values))
+    assert (calibration.bit_repeatable, calibration.drift_pct_per_hour) == (False, 0)
+
+
+def test_a_printed_number_that_contradicts_the_counted_one_is_named() -> None:
+    spec, plan = plan_of()
+    values = drawn(plan, np.random.default_rng(1), effect=-0.1, sd=0.001)
+    receipts = []
+    for receipt in program_receipts(plan, values):
+        assert receipt.program is not None
+        lies = receipt.arm == "fused" and receipt.ids.block_index in (2, 4)
+        program = receipt.program.model_copy(update={"contradicted": {"val_bpb": 0.001} if lies else {}})
+        receipts.append(seal({**receipt.model_dump(), "program": program}))
+    verdict = judge(plan, spec, receipts, ADMITTED)
+    (text,) = only(verdict).contradictions
+    counted = values[2, "fused"]["val_bpb"]
+    said = f"it printed 0.001 as val_bpb, but {counted:.6g} counts (block 3; so in 2 of its 6 trials)"
+    assert text == f"arm 'fused' contradicts itself: {said}"
+    assert lay_out(verdict).caveat.startswith(text)
+    assert text in lay_out(verdict).variants[0].remarks
+    assert only(judge(plan, spec, program_receipts(plan, values), ADMITTED)).contradictions == ()
 
 
 def test_aa_blocks_without_a_ratio_are_left_out() -> None:

@@ -153,7 +153,7 @@ def test_name_and_note_begin_with_the_answer(view: AblationView) -> None:
     assert metrics(run)["effect_pct"] == pytest.approx(2.49, abs=0.01)
     assert [metrics(run)[f"variants_{word}"] for word in ("adopt", "reject", "invalid")] == [1, 2, 1]
     assert view.question in run.tags[NOTE_TAG]
-    assert run.tags["ablation.gates"].startswith("psiv-on: psiv_cache=true; chunk-32: chunk_size=32")
+    assert run.tags["ablation.gates"].startswith("psiv-on: psiv_cache false → true; chunk-32: chunk_size 16 → 32")
     assert run.tags["ablation.effect"].startswith("psiv-on: +2.49")
 
 

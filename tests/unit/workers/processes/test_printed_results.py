@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ablate.experiments.in_trial.ablate import LONGEST_NAME, MOST_RESULTS
 from ablate.workers.commands.printed_results import LONGEST_LINE, PrintedResults
@@ -280,3 +282,17 @@ def test_only_so_much_of_the_output_is_kept() -> None:
     for _ in range(2_000):
         results.feed(b"x" * 65_536)
         assert len(results._rest) <= LONGEST_LINE
+
+
+@given(st.floats(-1e6, 1e6), st.sampled_from([".1f", ".2f", ".3f", ".4f", ".6g", ".12g", "r"]))
+def test_a_rounded_number_contradicts_nothing_and_another_one_does(value: float, form: str) -> None:
+    shown = repr(value) if form == "r" else f"{value:{form}}"
+    results = read(f"METRIC val={shown}\n".encode())
+    if "val" not in results.values:  # it may be rounded to zero
+        return
+    printed, step = results.values["val"], max(1.0, abs(value))
+    rounded_away = form == ".6g" and abs(value) >= 1e5
+    assert (results.contradicting({"val": value}) == {}) or rounded_away
+    for other in (value + 0.3 * step, value * 0.8 - step, value + step):
+        assert results.contradicting({"val": other}) == {"val": printed}
+    assert results.contradicting({"val": math.nan}) == {}

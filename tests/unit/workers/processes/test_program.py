@@ -160,6 +160,18 @@ def test_a_loop_without_a_with_statement_begins_and_ends_its_trial(
         assert message in str(result.message)
 
 
+def test_a_printed_result_that_contradicts_the_reported_one_is_kept_beside_it(tmp_path: Path) -> None:
+    lines = "METRIC val_bpb=0.001", "METRIC other=7", "METRIC line=2.50", "line: 2.5", "METRIC both=2", "both: 3"
+    source = LOOP + "".join(f"\nprint({line!r})" for line in lines)
+    metrics = {"line": "lower", "both": "lower"}
+    patterns = {name: f"{name}: {{}}" for name in metrics}
+    config = program_config(write_program(tmp_path / "code", source), metrics=metrics, lines=patterns)
+    report = ran(config, tmp_path / "home").program
+    assert report is not None
+    assert report.reported == {"val_bpb": 1.5, "other": 7, "line": 2.5, "both": 3}
+    assert report.contradicted == {"val_bpb": 0.001, "both": 2}
+
+
 def test_a_declared_metric_that_is_not_reported_is_named(tmp_path: Path) -> None:
     config = program_config(write_program(tmp_path / "code"), metrics={"val_loss": "lower"})
     assert "did not report 'val_loss'" in str(ran(config, tmp_path / "home").message)
