@@ -25,7 +25,7 @@ from ablate.experiments.reporting import wording
 from ablate.service.cli import tables
 from ablate.service.cli.output import err, out, print_json_line
 from ablate.service.client.api import Client
-from ablate.service.lifecycle import OVER, EventKind
+from ablate.service.lifecycle import OVER, REPORTED, EventKind
 from ablate.service.schemas.ablations import AblationPublic, Event, TrialPublic
 from ablate.service.schemas.nodes import NodePublic
 from ablate.service.schemas.submissions import AblationAccepted, SpecBody
@@ -110,9 +110,9 @@ def follow(client: Client, ablation_id: str, console: Console) -> AblationPublic
         with Live(view, console=console, refresh_per_second=4):
             for _ in _updates(client, followed):
                 view.update(followed)
-                for line in followed.discarded:
+                for line in followed.problems:
                     console.print(escape(line))
-                followed.discarded.clear()
+                followed.problems.clear()
     else:
         _follow_in_lines(client, followed, console)
     return followed.ablation
@@ -149,8 +149,10 @@ class FollowedAblation:
     """Ids of the nodes that run blocks, or ran them last, by block id."""
     lines: list[str] = field(default_factory=list)
     """Changes of state since the last update, for output in lines."""
-    discarded: list[str] = field(default_factory=list)
-    """Those of them that are attempts without a result, with the reason."""
+    problems: list[str] = field(default_factory=list)
+    """Those of them that are attempts without a result and trials without a measurement, with the reason."""
+    failed: set[str] = field(default_factory=set)
+    """Ids of the trials whose failure is among the lines."""
 
     @classmethod
     def of(
@@ -170,10 +172,28 @@ class FollowedAblation:
         trial = self.trials.get(event.subject or "")
         if event.kind == EventKind.TRIAL_PROGRESS and trial is not None:
             self.current, self.steps = trial, steps_text(event)
-        elif event.kind == EventKind.TRIAL_STATE and trial is not None and event.went_to == TrialState.RUNNING:
-            self.current, self.steps = trial, ""
+            self._fail(event, (event.data or {}).get("failure"))
+        elif event.kind == EventKind.TRIAL_STATE and trial is not None:
+            self._change_trial(event, trial)
         elif event.kind in (EventKind.BLOCK_STATE, EventKind.ABLATION_STATE):
             self._change_state(event)
+
+    def _change_trial(self, event: Event, trial: "TrialPlace") -> None:
+        if event.went_to == TrialState.RUNNING:
+            self.current, self.steps = trial, ""
+        elif event.went_to == TrialState.QUEUED:
+            self.failed.discard(event.subject or "")
+        elif event.went_to == TrialState.DONE and event.reason != REPORTED:
+            self._fail(event, event.reason)
+
+    def _fail(self, event: Event, why: str | None) -> None:
+        """Note the failure of a trial once: its heartbeat reports it first, and the report of its block again."""
+        if why is None or event.subject is None or event.subject in self.failed:
+            return
+        self.failed.add(event.subject)
+        block, arm = self.trials[event.subject]
+        self.lines.append(f"{event.at[11:19]}  {self.names[block]}{self._on_node(block)}: {arm} failed: {why}")
+        self.problems.append(self.lines[-1])
 
     def _change_state(self, event: Event) -> None:
         block = event.subject or ""
@@ -184,7 +204,7 @@ class FollowedAblation:
         name = self.names.get(block, self.ablation.name)
         self.lines.append(history_line(event, f"{name}{self._on_node(block)}"))
         if event.came_from == BlockState.RUNNING and event.went_to in (BlockState.QUEUED, BlockState.FAILED):
-            self.discarded.append(self.lines[-1])
+            self.problems.append(self.lines[-1])
 
     def _ends_current(self, event: Event) -> bool:
         """Return whether the running trial's block stops: it is over, or back in the queue."""

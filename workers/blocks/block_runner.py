@@ -151,8 +151,9 @@ class BlockRunner:
         self._wait_for_quiet(block, lease, output, first=trial is block.trials[0])
         before = self._look_around(trial)
         ending = self._run(order, lease, timeout_s=trial.timeout_s, arm=trial.arm)
-        output.end(trial.trial_id)
-        return self._record(block, trial, before, ending)
+        receipt = self._record(block, trial, before, ending)
+        output.end(trial.trial_id, failure=_failure(receipt))
+        return receipt
 
     def _in_slices(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
         self._check_quarantine()
@@ -167,8 +168,9 @@ class BlockRunner:
         def ended(trial: ClaimedTrial, ending: Ending) -> None:
             self._context.proof.survived(ending.survivors)
             self._check(ending, trial.arm)
-            output.end(trial.trial_id)
-            receipts[trial.trial_id] = self._record(block, trial, before[trial.trial_id], ending, own=sliced.pids)
+            receipt = self._record(block, trial, before[trial.trial_id], ending, own=sliced.pids)
+            output.end(trial.trial_id, failure=_failure(receipt))
+            receipts[trial.trial_id] = receipt
 
         trials = [
             SlicedTrial(
@@ -351,6 +353,10 @@ class BlockRunner:
             raise BlockBroken(FailureClass.INFRA_NODE, f"processes {list(ending.survivors)} survived SIGKILL", arm=arm)
         if ending.stopped not in _OF_THE_TRIAL:
             raise BlockStopped(ending.stopped)
+
+
+def _failure(receipt: Receipt) -> str | None:
+    return None if receipt.failure_class is None else f"{receipt.failure_class}: {receipt.message}"
 
 
 _OF_THE_TRIAL = (None, StopReason.TIMEOUT, StopReason.OUTPUT_LIMIT, StopReason.PROCESS_LIMIT)

@@ -55,7 +55,27 @@ def test_an_attempt_without_a_result_is_shown_with_its_reason(came_from: str, we
         _event("block.state", "blk_1", **{"from": came_from}, to=went_to, reason="disturbed: others took 70%")
     )
     line = f"10:11:12  block 1/6: {went_to} (disturbed: others took 70%)"
-    assert followed.discarded == ([line] if shown else [])
+    assert followed.problems == ([line] if shown else [])
+
+
+def test_a_failure_of_a_trial_is_shown_once_as_it_happens_and_again_in_the_next_attempt() -> None:
+    followed = _followed()
+    why = "user_error: PermissionError: [Errno 13]"
+    line = f"10:11:12  block 1/6: psiv-on failed: {why}"
+    followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 0, "failure": why}))
+    assert followed.problems == [line]
+    followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 0, "failure": why}))
+    followed.apply(_event("trial.state", "trl_1", to="done", reason=why))
+    assert followed.lines == followed.problems == [line]
+    followed.apply(_event("trial.state", "trl_1", to="queued", reason="disturbed: others took 70%"))
+    followed.apply(_event("trial.state", "trl_1", to="done", reason=why))
+    assert followed.problems == [line, line]
+
+
+def test_a_measured_trial_is_no_problem() -> None:
+    followed = _followed()
+    followed.apply(_event("trial.state", "trl_1", to="done", reason="reported"))
+    assert (followed.lines, followed.problems) == ([], [])
 
 
 @pytest.mark.parametrize("state", ["done", "failed", "cancelled", "queued"])
