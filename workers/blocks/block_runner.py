@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ablate.experiments.analysis.guards import block_problems, order_problems
 from ablate.experiments.design.kinds.kind import ArmConfig
+from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.documents import write_whole
 from ablate.experiments.outcomes import BASELINE, FailureClass
 from ablate.experiments.records.identity import ClaimedBlock, ClaimedTrial
@@ -23,6 +24,7 @@ from ablate.workers.blocks.code_cache import CodeCache
 from ablate.workers.blocks.receipt import TrialRecord, dead_gate, how_far
 from ablate.workers.blocks.slices import SlicedBlock, SlicedTrial
 from ablate.workers.blocks.surroundings import Quiet, Surroundings, busiest, changes, look_around
+from ablate.workers.commands.data_places import data_problem, private_places
 from ablate.workers.devices.node_health import ReleaseProof
 from ablate.workers.errors import BlockBroken, BlockStopped
 from ablate.workers.isolation.environment import chosen_caches
@@ -66,6 +68,8 @@ class NodeContext:
     """Files and folders that stay closed to trials."""
     code_roots: tuple[Path, ...] | None = None
     """As `corpus_roots`, for the code of commands."""
+    data_roots: tuple[Path, ...] | None = None
+    """As `corpus_roots`, for the data of commands."""
     code_cache: CodeCache | None = None
     """Archives of code that was sent; None where nothing can be fetched."""
     environments: Mapping[str, Path] = field(default_factory=dict)
@@ -266,12 +270,14 @@ class BlockRunner:
             locks=self._context.node.devices.locks("trainer", number=workload.devices),
             corpus_roots=self._context.corpus_roots,
             code_roots=self._context.code_roots,
+            data_roots=self._context.data_roots,
             cold_caches=block.cold_caches,
             profile=block.profile,
             trace=block.block_index == 0,
         )
         if self._node_class.compiles_only:  # reads no data
             return order
+        self._check_data(workload)
         order = replace(order, program_prefix=self._prefix_of(workload), secrets=self._secrets_of(workload))
         if workload.prepared is None:
             return order
@@ -292,6 +298,13 @@ class BlockRunner:
             detail = f"this node has no Python environment '{workload.environment}'; it has: {names}"
             raise BlockBroken(FailureClass.INFRA_NODE, detail)
         return prefix
+
+    def _check_data(self, workload: ArmConfig) -> None:
+        """Raise BlockBroken if a program may not read its data on this node."""
+        if isinstance(workload, ProgramArm) and workload.data:
+            problem = data_problem(workload, self._context.data_roots, self._context.secrets)
+            if problem is not None:
+                raise BlockBroken(FailureClass.USER_ERROR, problem)
 
     def _secrets_of(self, workload: ArmConfig) -> dict[str, str]:
         """Return the secrets of its program by name. Raises BlockBroken if this node lacks one."""
@@ -336,7 +349,7 @@ class BlockRunner:
         return ending
 
     def _isolated(self, order: TrialOrder) -> TrialOrder:
-        return order.isolated(self._context.secrets) if self._context.node.isolates else order
+        return order.isolated((*self._context.secrets, *private_places())) if self._context.node.isolates else order
 
     def _check_quarantine(self) -> None:
         if self.quarantine is not None:

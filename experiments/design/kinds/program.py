@@ -39,6 +39,8 @@ class ProgramArm(ArmConfig):
     """Names of variables that the node takes from its store of secrets."""
     code: str | Mapping[str, str] | None = None
     """A folder on the node, {git, commit}, {archive}, or None without files."""
+    data: Annotated[tuple[str | Mapping[str, str], ...], Field(exclude_if=lambda value: not value)] = ()
+    """Files and folders of the node that it reads: absolute paths, or {path, at} for one beside its code."""
     environment: str | None = None
     """A Python environment that the node's operator has named."""
     metrics: Mapping[str, Literal["higher", "lower"]] = field(default_factory=dict)
@@ -92,6 +94,11 @@ class ProgramArm(ArmConfig):
     def archive(self) -> str | None:
         """Digest of the archive with the program's code; None for other code."""
         return self.code.get(ARCHIVE) if isinstance(self.code, Mapping) else None
+
+    @property
+    def libraries(self) -> tuple[Path, ...]:
+        """The files and folders of its data."""
+        return tuple(Path(one if isinstance(one, str) else one["path"]) for one in self.data)
 
     @property
     def sources(self) -> tuple[Path, ...]:

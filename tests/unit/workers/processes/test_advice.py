@@ -123,7 +123,7 @@ def test_a_module_in_a_folder_that_is_closed_to_trials_is_named_with_the_setting
         changes["env"] = {"PYTHONPATH": str(source)}
     message = isolated_message(tmp_path, "import mylib", prefix, **changes)
     assert "No module named 'mylib'; 'mylib' lies in" in message
-    assert f"start the worker with ABLATE_TRIAL_READABLE={source}" in message
+    assert f"write workload.data: [{source}]" in message
 
 
 @isolates
@@ -133,7 +133,7 @@ def test_a_file_that_is_closed_to_trials_is_named_with_the_setting(tmp_path: Pat
     data.joinpath("train.bin").write_text("x")
     message = isolated_message(tmp_path, f"open({str(data / 'train.bin')!r})")
     assert f"the file is in {data}, which is closed to trials" in message
-    assert f"ABLATE_TRIAL_READABLE={data}" in message
+    assert message.endswith(f"write workload.data: [{data}]")
 
 
 @isolates
@@ -142,7 +142,7 @@ def test_a_command_that_is_closed_to_trials_is_named_with_the_setting(tmp_path: 
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
-    assert f"ABLATE_TRIAL_READABLE={tool.parent}" in isolated_message(tmp_path, "", command=(str(tool),))
+    assert f"write workload.data: [{tool.parent}]" in isolated_message(tmp_path, "", command=(str(tool),))
 
 
 @isolates
