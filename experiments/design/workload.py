@@ -64,7 +64,6 @@ _METRIC = "^[a-z][a-z0-9_]{0,62}$"
 _LINE = r"^[^\u0000-\u001f{}]*\{\}[^\u0000-\u001f{}]*$"
 _ANY_FOLDER = "^[^\\u0000-\\u001f\\u007f]{1,1000}$"
 _ABSOLUTE = "^/[^\\u0000-\\u001f\\u007f]{1,1000}$"
-_BELOW = r"^(?![/~])(?!.*(^|/)\.\.(/|$))[^\u0000-\u001f\u007f]{1,1000}$"
 _DIGEST = "^sha256:[0-9a-f]{64}$"
 _COMMIT = "^[0-9a-f]{7,64}$"
 COMMIT = re.compile(_COMMIT[1:-1])
@@ -227,7 +226,14 @@ class DataBeside(SpecPart):
     """Data that the program finds beside its code, although it was not sent."""
 
     path: Annotated[str, Field(pattern=_ABSOLUTE, description="The file or folder on the node.")]
-    at: Annotated[str, Field(pattern=_BELOW, description="Its place below the folder of the code.")]
+    at: Annotated[str, Field(pattern=_ANY_FOLDER, description="Its place below the folder of the code.")]
+
+    @field_validator("at")
+    @classmethod
+    def _below(cls, value: str) -> str:
+        if value.startswith("/") or ".." in value.split("/"):
+            raise refuse(f"at is {shown(value)}; allowed: a place below the folder of the code, such as data")
+        return value
 
 
 _Folder: TypeAlias = Annotated[str, Field(pattern=_ANY_FOLDER)]

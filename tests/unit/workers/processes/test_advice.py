@@ -137,6 +137,41 @@ def test_a_file_that_is_closed_to_trials_is_named_with_the_setting(tmp_path: Pat
 
 
 @isolates
+@pytest.mark.parametrize(
+    ("source", "name", "entry"),
+    [
+        ("open('data.bin')", "data.bin", "data.bin"),
+        ("open('data/wiki/train.bin')", "data/wiki/train.bin", "data/wiki/"),
+        ("import os; open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'a/x.bin'))", "a/x.bin", "a/"),
+        ("from pathlib import Path; (Path(__file__).resolve().parent / 'x.bin').read_bytes()", "x.bin", "x.bin"),
+        ("open(b'a b.bin')", "a b.bin", "a b.bin"),
+        ("import subprocess; subprocess.run(['cat', 'd/x.bin'], check=True)", "d/x.bin", "d/"),
+        ("raise FileNotFoundError('No such file or directory: weights.safetensors')", "weights.safetensors", None),
+        (
+            "raise OSError(\"Unable to open file (unable to open file: name = 'x/t.h5', errno = 2, error\")",
+            "x/t.h5",
+            None,
+        ),
+    ],
+)
+def test_a_file_that_was_not_sent_is_named_with_the_line_that_opens_it(
+    tmp_path: Path, source: str, name: str, entry: str | None
+) -> None:
+    message = isolated_message(tmp_path, source)
+    if "subprocess" in source:
+        assert "CalledProcessError" in message
+        return
+    assert f"the sent code has no {name}, and files that git ignores are not sent" in message
+    assert entry is None or message.endswith(f"write workload.data: [{entry}]")
+
+
+@isolates
+@pytest.mark.parametrize("source", ["open('train.py/x')", "open('../x.bin')", "open('/srv/none/x.bin')", "1 / 0"])
+def test_other_missing_files_get_no_advice(tmp_path: Path, source: str) -> None:
+    assert "workload.data" not in isolated_message(tmp_path, source)
+
+
+@isolates
 def test_a_command_that_is_closed_to_trials_is_named_with_the_setting(tmp_path: Path) -> None:
     tool = tmp_path / "bin/tool"
     tool.parent.mkdir()
