@@ -55,6 +55,8 @@ class ProgramPlace:
     """PYTHONPATH of the spec."""
     writable: Path
     """Folder of the trial."""
+    origin: Path | None = None
+    """The folder from which the code was packed; None if it is not known here."""
     data: Sequence[Path] = ()
     """Places of the spec's data beside the code."""
     data_roots: Sequence[Path] | None = None
@@ -71,6 +73,7 @@ class ProgramPlace:
             prefix=Path(sys.prefix) if order.program_prefix is None else order.program_prefix,
             search_path=config.env.get("PYTHONPATH", ""),
             writable=order.paths.folder,
+            origin=order.origin,
             data=[Path(one["at"]) for one in config.data if not isinstance(one, str)],
             data_roots=order.data_roots,
             hidden=() if order.isolation is None else order.isolation.hidden,
@@ -137,10 +140,11 @@ class ProgramPlace:
             name = self._beside_the_code(next(filter(None, match)))
             if name is not None:
                 entry = name if name.parent == Path() else f"{name.parent}/"
-                yield (
-                    f"the sent code has no {name}, and files that git ignores are not sent: to read those beside the"
-                    f" spec, write workload.data: [{entry}]"
-                )
+                if self.origin is not None and (self.origin / name).exists():
+                    why = f"{name} is in {self.origin.absolute()}, but was not sent, because git ignores it"
+                else:
+                    why = f"the sent code has no {name}, and files that git ignores are not sent"
+                yield f"{why}: to read it where it is, write workload.data: [{entry}]"
 
     def _beside_the_code(self, text: str) -> Path | None:
         """Return the path below the folder of the code that a program named; None for another, or one that is there."""

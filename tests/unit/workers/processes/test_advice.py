@@ -162,7 +162,7 @@ def test_a_file_that_was_not_sent_is_named_with_the_line_that_opens_it(
         assert "CalledProcessError" in message
         return
     assert f"the sent code has no {name}, and files that git ignores are not sent" in message
-    assert entry is None or message.endswith(f"write workload.data: [{entry}]")
+    assert entry is None or message.endswith(f"to read it where it is, write workload.data: [{entry}]")
 
 
 @isolates
