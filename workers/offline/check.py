@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -20,12 +21,15 @@ from ablate.experiments.errors import CodeArchiveError, SpecError
 from ablate.experiments.outcomes import ExitCode
 from ablate.experiments.records.code_archive import pack_code
 from ablate.experiments.records.spec_code import PackedSpec
+from ablate.workers.blocks.surroundings import read_load
 from ablate.workers.devices.inventory import find_devices
 from ablate.workers.errors import WorkerError
 from ablate.workers.offline.check_runs import Keeper, WantedRun, results_of, secrets_named
 from ablate.workers.offline.program_checks import ProgramCheck, checks_of
 from ablate.workers.offline.spec_checks import CheckedSpec, SpecCheck
 
+_LOOK_S = 1.0
+"""Length of the look at the load by others, before any run."""
 SEEDS = (1, 1, 2)
 """Seeds of the runs: a repeat shows whether the program is exact, another seed whether it uses its seed."""
 
@@ -58,7 +62,9 @@ def check(
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
-        if len(command) == 1 and Path(command[0]).suffix.lower() in CONTENT_TYPE_OF_SUFFIX:
+        if Path(command[0]).suffix.lower() in CONTENT_TYPE_OF_SUFFIX:
+            if len(command) > 1:
+                raise typer.BadParameter(f"options come before the spec {command[0]}; found {command[1]} after it")
             checks = _of_spec(Path(command[0]), console, timeout_s=timeout, as_json=as_json)
         else:
             wanted = _Command(tuple(command), code, tuple(data or ()), tuple(secret or ()), steps, timeout)
@@ -124,8 +130,11 @@ def _of_spec(path: Path, console: Console, *, timeout_s: float, as_json: bool) -
         console.print(line, style="dim", markup=False)
     secrets = secrets_named(checked.spec.workload.secrets)
     keeper = Keeper(checked.wanted, checked.packed, origin=checked.origin, secrets=secrets, timeout_s=timeout_s)
+    before = read_load()
+    time.sleep(_LOOK_S)
+    load = read_load().share_since(before)
     runs = results_of(keeper, console, until_failure=False)
-    answer = checked.answer(runs, find_devices().node_class.name)
+    answer = checked.answer(runs, node_class=find_devices().node_class.name, load=load)
     if as_json:
         sys.stdout.write(json.dumps(dataclasses.asdict(answer), indent=2) + "\n")
     else:

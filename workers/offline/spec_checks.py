@@ -66,41 +66,42 @@ class CheckedSpec:
     def _decides_by_a_report(self) -> bool:
         return self.spec.verdict.primary.metric in self.spec.workload.metrics
 
-    def answer(self, runs: Sequence[CheckRun], node_class: str) -> "SpecCheck":
-        """Return the answers from the runs of `wanted`."""
+    def answer(self, runs: Sequence[CheckRun], *, node_class: str, load: float) -> "SpecCheck":
+        """Return the answers from the runs of `wanted`; `load` is the share of the cores that others took before."""
         by_arm = dict(zip(self.arms, runs, strict=False))
         trial_s = {name: _whole_s(run, self.arms[name]) for name, run in by_arm.items()}
         steps = [step.seconds for run in by_arm.values() for step in _result(run).program_steps[1:]]
         controls = [trial_s[BASELINE]] if may_have_control(self.spec) else []
         return SpecCheck(
-            checks=tuple(self._checks(by_arm, runs[len(self.arms) :], node_class)),
+            checks=(
+                *self._checks(by_arm, runs[len(self.arms) :]),
+                *self._machine(node_class, load),
+            ),
             node_class=node_class,
             marks=_marks(_result(run) for run in by_arm.values()),
             step_s=statistics.median(steps) if steps else None,
             longest_s=max(trial_s.values()),
-            start_s=max(
-                run.wall_s - sum(step.seconds for step in _result(run).program_steps) for run in by_arm.values()
-            ),
+            start_s=max(map(_start_s, by_arm.values())),
             block_s=sum([*trial_s.values(), *controls]),
             blocks=MIN_BLOCKS if self.spec.design.blocks.auto else self.spec.design.blocks.number,
         )
 
-    def _checks(
-        self, by_arm: Mapping[str, CheckRun], again: Sequence[CheckRun], node_class: str
-    ) -> Iterator[ProgramCheck]:
+    def _checks(self, by_arm: Mapping[str, CheckRun], again: Sequence[CheckRun]) -> Iterator[ProgramCheck]:
         for name, run in by_arm.items():
             yield _of_arm(name, _result(run), run.wall_s)
-        own, wanted = by_arm[BASELINE], self.spec.placement.node_class
+        own = by_arm[BASELINE]
         if again and _result(own).failure_class is None and _result(again[0]).failure_class is None:
             yield self._seed_matters(_result(own), _result(again[0]))
+
+    def _machine(self, node_class: str, load: float) -> Iterator[ProgramCheck]:
+        wanted, allowed = self.spec.placement.node_class, self.spec.placement.max_foreign_load
         if node_class != wanted:
             detail = f"this machine is of class '{node_class}'; the spec asks for '{wanted}', so its times are others"
             yield ProgramCheck(name="node class", passed=False, needed=False, detail=detail)
-        load, limit = max(_result(run).foreign_load or 0.0 for run in by_arm.values()), self.spec.placement
         if may_have_control(self.spec):
-            detail = f"others took {load:.0%} of the cores' time; the spec allows {limit.max_foreign_load:g} %"
-            quiet = load <= limit.max_foreign_load / 100
-            detail += "" if quiet else ": close them, or the blocks will run again"
+            quiet = 100 * load <= allowed
+            detail = f"others take {load:.0%} of the cores' time; the spec allows {allowed:g} %"
+            detail += "" if quiet else ": close them, or blocks run again until it is quiet"
             yield ProgramCheck(name="quiet", passed=quiet, needed=False, detail=detail)
 
     def _seed_matters(self, first: TrialResult, other: TrialResult) -> ProgramCheck:
@@ -139,6 +140,10 @@ def _short(config: CommandArm) -> CommandArm:
 
 def _result(run: CheckRun) -> TrialResult:
     return run.result or TrialResult.partial()
+
+
+def _start_s(run: CheckRun) -> float:
+    return run.wall_s - sum(step.seconds for step in _result(run).program_steps)
 
 
 def _whole_s(run: CheckRun, config: CommandArm) -> float:
