@@ -4,7 +4,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +36,11 @@ class CheckedTimes:
     """The part of the answer of `ablate check SPEC --json` that sizes the ablation."""
 
     node_class: str
+    seed: int | None
+    """The seed that the baseline reports."""
     marks: Literal["process", "steps", "tokens"]
+    is_quiet: bool
+    """Whether others take less of the cores than the spec allows."""
     step_s: float | None
     start_s: float
     longest_s: float
@@ -56,6 +60,8 @@ class Question:
     """A metric of ours, a name that the program reports, or a line that it prints with {} for the number."""
     better: Literal["lower", "higher"] | None = None
     data: tuple[str, ...] = ()
+    seed: int | None = None
+    """The seed of every trial, of a program that does not take the block's."""
     steps: int | None = None
     blocks: int = MIN_BLOCKS
 
@@ -80,6 +86,16 @@ class Question:
         name = re.sub("[^a-z0-9]+", "_", self.metric.replace("{}", "").lower()).strip("_")[:50]
         return name if is_declarable(name) else f"reported_{name}".rstrip("_")
 
+    def with_own_seed(self, seed: int | None) -> "Question | None":
+        """Return the question at the seed that the program trains with; None if that would be no other question.
+
+        Times may be compared at one seed. A number that the program reports needs a seed for every block.
+        """
+        takes_seed = any("{seed}" in word for word in (*self.command, *self.changes))
+        if seed is None or seed == self.seed or takes_seed or self.metric is not None:
+            return None
+        return replace(self, seed=seed)
+
     def command_lines(self) -> Iterator[tuple[str, str]]:
         """Yield the arms with what they run."""
         shared, args = divided(self.command)
@@ -97,9 +113,10 @@ class Question:
         if times is not None and times.step_s is not None:
             workload["steps"] = self._steps(times.step_s, times.start_s)
         placement: dict[str, Any] = {"node_class": "cpu" if times is None else times.node_class}
+        if self._quality or (times is not None and not times.is_quiet):
+            placement["max_foreign_load"] = "99%"
         if self.declared is not None:
             workload["metrics"] = {self.declared: self._declaration()}
-            placement |= {"max_foreign_load": "99%"} if self._quality else {}
         variant: dict[str, Any] = {"args": changed(args, self.changes)} if self.changes else {}
         variant |= {"env": dict(self.env)} if self.env else {}
         variant |= {"code": {"commit": self.commit}} if self.commit else {}
@@ -109,7 +126,7 @@ class Question:
             "workload": workload,
             "baseline": {"args": list(args)},
             "variants": {self.name: variant},
-            "design": {"seeds": self.blocks, "blocks": {"count": self.blocks}},
+            "design": {"seeds": self.blocks if self.seed is None else [self.seed], "blocks": {"count": self.blocks}},
             "placement": placement,
             "limits": self._limits(times),
             "verdict": {"primary": {"metric": self._primary(times), "margin": MARGIN}},

@@ -4,6 +4,7 @@ Progress is live on a terminal and line by line elsewhere. Leaving with Ctrl-C c
 """
 
 import queue
+import re
 import sys
 import threading
 import time
@@ -233,6 +234,11 @@ class FollowedAblation:
         return f"{place}: {self.steps or 'starting'}{self._time_left}"
 
     @property
+    def waits_for(self) -> str:
+        """The thing that the ablation waits for, without numbers and names that change; empty if it does not wait."""
+        return re.sub(r"\d+", "", (self.ablation.waiting_for or "").partition(":")[0])
+
+    @property
     def _time_left(self) -> str:
         text = tables.time_left(self.ablation)
         return text and f"; {text}"
@@ -262,9 +268,10 @@ def _follow_in_lines(client: Client, followed: FollowedAblation, console: Consol
             console.print(escape(line))
         followed.lines.clear()
         text = followed.trial_text
-        if text and text != printed and time.monotonic() - printed_at >= _LINE_S:
+        kind = followed.waits_for or text
+        if text and kind != printed and time.monotonic() - printed_at >= _LINE_S:
             console.print(escape(f"{datetime.now(UTC):%H:%M:%S}  {text}"))
-            printed, printed_at = text, time.monotonic()
+            printed, printed_at = kind, time.monotonic()
 
 
 def _updates(client: Client, followed: FollowedAblation) -> Iterator[None]:

@@ -78,6 +78,8 @@ class CheckedSpec:
                 *self._machine(node_class, load),
             ),
             node_class=node_class,
+            is_quiet=100 * load <= self.spec.placement.max_foreign_load,
+            seed=_seed(_result(by_arm[BASELINE])),
             marks=_marks(_result(run) for run in by_arm.values()),
             step_s=statistics.median(steps) if steps else None,
             longest_s=max(trial_s.values()),
@@ -101,7 +103,7 @@ class CheckedSpec:
         if may_have_control(self.spec):
             quiet = 100 * load <= allowed
             detail = f"others take {load:.0%} of the cores' time; the spec allows {allowed:g} %"
-            detail += "" if quiet else ": close them, or blocks run again until it is quiet"
+            detail += "" if quiet else ": close them, or intervals get wider, or blocks run again until it is quiet"
             yield ProgramCheck(name="quiet", passed=quiet, needed=False, detail=detail)
 
     def _seed_matters(self, first: TrialResult, other: TrialResult) -> ProgramCheck:
@@ -120,6 +122,10 @@ class SpecCheck:
     checks: tuple[ProgramCheck, ...]
     node_class: str
     """Of this machine."""
+    is_quiet: bool
+    """Whether others took less of the cores before the runs than the spec allows."""
+    seed: int | None
+    """The seed that the baseline reports."""
     marks: Literal["process", "steps", "tokens"]
     """What every arm marks: nothing, steps, or steps with tokens."""
     step_s: float | None
@@ -140,6 +146,10 @@ def _short(config: CommandArm) -> CommandArm:
 
 def _result(run: CheckRun) -> TrialResult:
     return run.result or TrialResult.partial()
+
+
+def _seed(result: TrialResult) -> int | None:
+    return None if result.program is None else result.program.seed
 
 
 def _start_s(run: CheckRun) -> float:

@@ -106,6 +106,11 @@ class ProgramArm(ArmConfig):
         source = self.code.get("git") if isinstance(self.code, Mapping) else self.code
         return () if source is None else (Path(source),)
 
+    @property
+    def takes_seed(self) -> bool:
+        """Whether an argument has the block's seed."""
+        return any("{seed}" in argument for argument in (*self.command, *self.args))
+
     def argv(self, *, out: str) -> list[str]:
         """Return the program and its arguments with placeholders filled in."""
         values = {"{seed}": str(self.seed), "{out}": out, "{steps}": str(self.steps.total)}

@@ -83,7 +83,19 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         err().print(f"[bold]{escape(arm)}[/]  {escape(line)}", soft_wrap=True)
     file = Path(f"ask-{question.name}.yaml")
     _write(file, question.spec())
-    _write(file, question.spec(_checked(file)))
+    code, times = _check(file)
+    own = question.with_own_seed(times.seed)
+    if code and own is not None:
+        err().print(f"the program trains with seed {times.seed}, so all blocks do")
+        question = own
+        _write(file, question.spec())
+        code, times = _check(file)
+    if code:
+        err().print(f"not measured: mend the program, or the spec {escape(str(file))} and run that")
+        raise typer.Exit(code)
+    _write(file, question.spec(times))
+    if not times.is_quiet:
+        err().print("the machine is busy: blocks count all the same (max_foreign_load: 99%), with wider intervals")
     err().print(f"wrote {escape(str(file))}, which says what is asked and by which rule it is answered")
     if not get_client_settings().url:
         control.start(home_files(), print_progress)
@@ -109,14 +121,13 @@ def _write(file: Path, values: dict[str, Any]) -> None:
     write_whole(file, head + spec_yaml(values).decode())
 
 
-def _checked(file: Path) -> CheckedTimes:
-    """Run a short trial of every arm; return its times. Exits with the code of a check that fails."""
+def _check(file: Path) -> tuple[int, CheckedTimes]:
+    """Run a short trial of every arm; return the exit code of the check and the times. Exits if nothing could run."""
     done = subprocess.run([*_CHECK, str(file)], stdout=subprocess.PIPE, text=True, check=False)
-    answer = json.loads(done.stdout) if done.stdout else {"checks": []}
+    if not done.stdout:
+        raise typer.Exit(done.returncode)
+    answer = json.loads(done.stdout)
     for check in answer["checks"]:
         state = "[green]ok[/]" if check["passed"] else "[red]failed[/]" if check["needed"] else "[yellow]note[/]"
         err().print(f"  {state}  {escape(check['name'])}: {escape(check['detail'])}", soft_wrap=True)
-    if done.returncode:
-        err().print(f"not measured: mend the program, or write it into the spec {escape(str(file))} and run that")
-        raise typer.Exit(done.returncode)
-    return CheckedTimes(**{name: answer[name] for name in CheckedTimes.__dataclass_fields__})
+    return done.returncode, CheckedTimes(**{name: answer[name] for name in CheckedTimes.__dataclass_fields__})

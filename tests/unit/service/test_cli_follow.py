@@ -96,6 +96,19 @@ def test_followed_ablation_says_what_a_queued_ablation_waits_for() -> None:
     assert _followed(state="queued", waiting_for="a free node").trial_text == "waits for a free node"
 
 
+def test_a_wait_whose_numbers_change_is_one_wait() -> None:
+    quiet = (
+        "quiet: others take {}% of the cores' time (busiest: {}); it waits at most {} s more (block {} on node 'vm')"
+    )
+    waits = {
+        _followed(waiting_for=quiet.format(*values)).waits_for for values in ((70, "xz", 52, 1), (100, "a:b", 1, 2))
+    }
+    assert waits == {"quiet"}
+    node = "a free node of class 'cpu' ({} live, {} blocks ahead in the queue)"
+    assert len({_followed(waiting_for=node.format(*values)).waits_for for values in ((1, 0), (2, 14))}) == 1
+    assert _followed(waiting_for=None).waits_for == ""
+
+
 def test_followed_ablation_is_silent_when_it_is_over() -> None:
     followed = _followed(state="completed")
     followed.apply(_event("trial.state", "trl_1", to="running"))

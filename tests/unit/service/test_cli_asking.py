@@ -1,0 +1,188 @@
+"""Questions of `ablate ask`: argparse is the oracle of changed arguments, and the service's reader of the spec."""
+
+import argparse
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ablate.experiments.design.arms import resolve
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.spec_yaml import spec_yaml
+from ablate.experiments.errors import SpecError
+from ablate.service.cli.asking import CheckedTimes, Question, changed, divided
+
+NAMES = ("lr", "betas", "name", "fast", "seed")
+VALUES = {
+    "lr": st.sampled_from([["1e-3"], ["2e-3"], ["-1"]]),
+    "betas": st.sampled_from([["0.9", "0.99"], ["0.8", "0.95"]]),
+    "name": st.sampled_from([["a b"], ["x=y"], ["{seed}"]]),
+    "fast": st.just([]),
+    "seed": st.sampled_from([["1"], ["2"]]),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser()
+    for name in ("lr", "name", "seed"):
+        made.add_argument(f"--{name}")
+    made.add_argument("--betas", nargs=2)
+    made.add_argument("--fast", action="store_true")
+    made.add_argument("config", nargs="?")
+    return made
+
+
+@st.composite
+def flags(draw: st.DrawFn) -> dict[str, list[str]]:
+    names = draw(st.lists(st.sampled_from(NAMES), unique=True))
+    return {name: draw(VALUES[name]) for name in names}
+
+
+def words(values: dict[str, list[str]], equals: bool) -> list[str]:
+    return [
+        word
+        for name, own in values.items()
+        for word in ([f"--{name}={own[0]}"] if equals and len(own) == 1 else [f"--{name}", *own])
+    ]
+
+
+@given(flags(), flags(), st.booleans(), st.booleans(), st.sampled_from([None, "first", "last"]))
+def test_changed_arguments_mean_what_argparse_reads(
+    base: dict[str, list[str]], change: dict[str, list[str]], one: bool, other: bool, config: str | None
+) -> None:
+    args = words(base, one)
+    args = ["conf.yaml", *args] if config == "first" else [*args, "conf.yaml"] if config == "last" else args
+    made = changed(args, words(change, other))
+    oracle = [*words({**base, **change}, equals=True), *(["conf.yaml"] if config else [])]
+    assert vars(parser().parse_args(made)) == vars(parser().parse_args(oracle))
+    assert [word for word in made if word not in words(change, other)] == [
+        word for word in args if word in made and word not in words(change, other)
+    ], "the rest keeps its order"
+
+
+@pytest.mark.parametrize(
+    ("args", "change", "expected"),
+    [
+        ("--lr 1e-3", "--lr 2e-3", "--lr 2e-3"),
+        ("--lr 1e-3 conf.yaml", "--lr 2e-3", "--lr 2e-3 conf.yaml"),
+        ("--lr=1e-3 --x 1", "--lr 2e-3", "--lr 2e-3 --x 1"),
+        ("lr=1e-3 model=big", "lr=2e-3", "lr=2e-3 model=big"),
+        (
+            "config/a.py --batch_size=12",
+            "--batch_size=16 --compile=False",
+            "config/a.py --batch_size=16 --compile=False",
+        ),
+        ("--opt a --opt b --y", "--opt c", "--opt c --y"),
+        ("--opt a", "--opt c --opt d", "--opt c --opt d"),
+        ("--temp -1", "--temp -2", "--temp -2"),
+        ("", "--fast", "--fast"),
+        ("--fast --lr 1", "--fast", "--fast --lr 1"),
+    ],
+)
+def test_changed_arguments_of_many_programs(args: str, change: str, expected: str) -> None:
+    assert shlex.join(changed(shlex.split(args), shlex.split(change))) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "args"),
+    [
+        ("python train.py --lr 1", "--lr 1"),
+        ("python -u src/train.py conf.yaml", "conf.yaml"),
+        ("python -m lab.train --lr 1", "--lr 1"),
+        ("torchrun --nproc-per-node=2 train.py --lr 1", "--lr 1"),
+        ("./train --lr 1", "--lr 1"),
+        ("train", ""),
+    ],
+)
+def test_the_arguments_of_a_command_begin_after_its_script(command: str, args: str) -> None:
+    shared, own = divided(shlex.split(command))
+    assert shlex.join(own) == args
+    assert [*shared, *own] == shlex.split(command)
+
+
+def times(**changes: object) -> CheckedTimes:
+    fields = {"node_class": "cpu", "seed": None, "marks": "tokens", "is_quiet": True, "step_s": 0.1, "start_s": 5.0}
+    return CheckedTimes(**{**fields, "longest_s": 10.0, **changes})  # type: ignore[arg-type]
+
+
+CODE = {"archive": f"sha256:{64 * '0'}"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "primary"),
+    [
+        ({"changes": ("--lr", "2e-3")}, "tokens_per_s"),
+        ({"env": {"OMP_NUM_THREADS": "1"}}, "tokens_per_s"),
+        ({"changes": ("--lr", "2e-3"), "metric": "val loss {}"}, "val_loss"),
+        ({"changes": ("--lr", "2e-3"), "metric": "loss_val {}"}, "reported_loss_val"),
+        ({"changes": ("--lr", "2e-3"), "metric": "peak_allocated_gib"}, "peak_allocated_gib"),
+        ({"changes": ("--lr", "2e-3"), "metric": "accuracy"}, "accuracy"),
+        ({"changes": ("--name", "baseline", "control: # x")}, "tokens_per_s"),
+        ({"changes": ("baseline",)}, "tokens_per_s"),
+    ],
+)
+def test_a_question_is_a_spec_that_the_service_takes(changes: dict[str, object], primary: str) -> None:
+    question = Question(command=("python", "train.py", "--lr", "1e-3", "--seed", "{seed}"), **changes)  # type: ignore[arg-type]
+    for values in (question.spec(), question.spec(times())):
+        values["workload"]["code"] = CODE
+        spec = parse_spec(spec_yaml(values), "application/yaml")
+        resolution = resolve(spec)
+        assert resolution.problems == ()
+        assert [arm.name for arm in resolution.arms] == ["baseline", question.name]
+    assert spec.verdict.primary.metric == primary
+
+
+def test_directions_and_loads_follow_from_the_metric() -> None:
+    def asked(metric: str, **more: object) -> tuple[str, str | None]:
+        question = Question(command=("a", "{seed}"), changes=("--x",), metric=metric, **more)  # type: ignore[arg-type]
+        values = question.spec(times())
+        return values["workload"]["metrics"][str(question.declared)]["better"], values["placement"].get(
+            "max_foreign_load"
+        )
+
+    assert asked("val loss {}") == ("lower", "99%")
+    assert asked("top-1 accuracy {}%") == ("higher", "99%")
+    assert asked("tok/s: {}", better="higher") == ("higher", None)
+    assert asked("val loss {}", better="higher") == ("higher", "99%")
+
+
+@given(step_s=st.floats(1e-7, 100), start_s=st.floats(0, 1000), blocks=st.integers(6, 40))
+def test_trials_fit_into_the_time_of_a_first_answer(step_s: float, start_s: float, blocks: int) -> None:
+    question = Question(command=("a",), changes=("--x",), blocks=blocks)
+    values = question.spec(times(step_s=step_s, start_s=start_s, longest_s=start_s + step_s))
+    timed = values["workload"]["steps"]["timed"]
+    assert 10 <= timed <= 5000
+    assert timed == 10 or (timed - 1) * step_s <= 15
+
+
+@pytest.mark.parametrize("marks", ["process", "steps", "tokens"])
+def test_speed_is_decided_by_what_the_program_marks(marks: str) -> None:
+    step_s = None if marks == "process" else 0.1
+    values = Question(command=("a",), changes=("--x",)).spec(times(marks=marks, step_s=step_s))
+    assert values["verdict"]["primary"]["metric"] == {"process": "process_s", "steps": "step_s"}.get(
+        marks, "tokens_per_s"
+    )
+    assert ("steps" in values["workload"]) == (marks != "process")
+
+
+def test_a_busy_machine_is_measured_with_all_its_load() -> None:
+    question = Question(command=("a",), changes=("--x",))
+    assert "max_foreign_load" not in question.spec(times())["placement"]
+    assert question.spec(times(is_quiet=False))["placement"]["max_foreign_load"] == "99%"
+
+
+def test_times_may_be_compared_at_the_seed_of_the_program_and_reports_may_not() -> None:
+    question = Question(command=("a",), changes=("--x",))
+    own = question.with_own_seed(1337)
+    assert own is not None
+    assert own.spec()["design"]["seeds"] == [1337]
+    assert own.with_own_seed(1337) is None
+    assert question.with_own_seed(None) is None
+    assert Question(command=("a", "{seed}"), changes=("--x",)).with_own_seed(0) is None
+    assert Question(command=("a",), changes=("--x",), metric="loss {}").with_own_seed(0) is None
+
+
+def test_a_question_without_a_change_is_refused() -> None:
+    with pytest.raises(SpecError, match="nothing differs"):
+        Question(command=("a",))
