@@ -23,7 +23,7 @@ from ablate.model.config import StepsConfig
 from ablate.workers.blocks.code_cache import CodeCache
 from ablate.workers.blocks.receipt import TrialRecord, dead_gate, how_far
 from ablate.workers.blocks.slices import SlicedBlock, SlicedTrial
-from ablate.workers.blocks.surroundings import Quiet, Surroundings, busiest, changes, look_around
+from ablate.workers.blocks.surroundings import Patience, Quiet, Surroundings, busiest, changes, look_around
 from ablate.workers.commands.data_places import data_problem, private_places
 from ablate.workers.devices.node_health import ReleaseProof
 from ablate.workers.errors import BlockBroken, BlockStopped
@@ -87,6 +87,7 @@ class BlockRunner:
         self._prepared: dict[str, Path] = {}
         """Dataset folders of the running block, by the part of a configuration that decides their content. The next
         block reads its corpus again, because files may have changed."""
+        self._patience = Patience()
         self._changed: str | None = None
         """Which software of this node changed since the start of this process, after the last block."""
         self.node_id = context.node_id
@@ -206,7 +207,7 @@ class BlockRunner:
                 raise BlockStopped(reason)
 
         most_s = self._context.quiet_s if first else min(self._context.quiet_s, BETWEEN_TRIALS_S)
-        Quiet(pause=pause, says=output.waits).wait(block.max_foreign_load, most_s=most_s)
+        self._patience.wait(Quiet(pause=pause, says=output.waits), block.max_foreign_load, most_s=most_s)
 
     def _look_around(self, trial: ClaimedTrial) -> Surroundings:
         return look_around(self._context.node.devices, trial.config.devices)
