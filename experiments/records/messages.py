@@ -89,7 +89,7 @@ class ProbeOrder(Frozen):
     probe: Literal[True] = True
 
 
-MOST_FAILURE = 500
+MOST_FAILURE = 2000
 """Most characters of the reason why a trial that ended has no measurement."""
 
 

@@ -160,11 +160,19 @@ class Question:
         timed = self.steps or min(_MOST_STEPS, max(_LEAST_STEPS, math.ceil(window_s / max(step_s, 1e-9))))
         return {"warmup": max(3, min(100, timed // 10)), "timed": timed}
 
+    def expected_s(self, times: CheckedTimes) -> float:
+        """Return how long all trials take, with a control, on a machine like that of the check."""
+        trial_s = times.longest_s
+        if times.step_s is not None:
+            steps = self._steps(times.step_s, times.start_s)
+            trial_s = times.start_s + (1 + steps["warmup"] + steps["timed"]) * times.step_s
+        return 3 * self.blocks * trial_s
+
     def _limits(self, times: CheckedTimes | None) -> dict[str, Any]:
         """Return limits far beyond the estimate, and at least the usual ones."""
-        trial_s = 0.0 if times is None else 5 * times.longest_s
-        minutes = 3 * self.blocks * trial_s / 60
-        return {"trial": f"{max(20, math.ceil(trial_s / 60))}m", "device_minutes": max(180, math.ceil(minutes))}
+        minutes = 0.0 if times is None else 5 * self.expected_s(times) / 60
+        trial = math.ceil(minutes / (3 * self.blocks))
+        return {"trial": f"{max(20, trial)}m", "device_minutes": max(180, math.ceil(minutes))}
 
 
 def divided(command: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

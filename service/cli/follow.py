@@ -152,6 +152,8 @@ class FollowedAblation:
     """Changes of state since the last update, for output in lines."""
     problems: list[str] = field(default_factory=list)
     """Those of them that are attempts without a result and trials without a measurement, with the reason."""
+    not_run: str = ""
+    """Why blocks were cancelled, which is one line for all of them."""
     failed: set[str] = field(default_factory=set)
     """Ids of the trials whose failure is among the lines."""
 
@@ -202,6 +204,10 @@ class FollowedAblation:
             self.holders[block] = event.actor
         if self._ends_current(event):
             self.current, self.steps = None, ""
+        if event.kind == EventKind.BLOCK_STATE and event.went_to == BlockState.CANCELLED:
+            if event.reason == self.not_run:
+                return
+            self.not_run = event.reason or ""
         name = self.names.get(block, self.ablation.name)
         self.lines.append(history_line(event, f"{name}{self._on_node(block)}"))
         if event.came_from == BlockState.RUNNING and event.went_to in (BlockState.QUEUED, BlockState.FAILED):

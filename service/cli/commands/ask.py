@@ -14,6 +14,7 @@ from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.documents import write_whole
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.records.git_repository import Repository
+from ablate.experiments.reporting import wording
 from ablate.experiments.system.processes import OWN_PYTHON
 from ablate.service.cli.arguments import read_spec
 from ablate.service.cli.asking import CheckedTimes, Question
@@ -91,12 +92,14 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         _write(file, question.spec())
         code, times = _check(file)
     if code:
-        err().print(f"not measured: mend the program, or the spec {escape(str(file))} and run that")
+        err().print(f"not measured: mend the program, or open files to it with --data; the spec is {escape(str(file))}")
         raise typer.Exit(code)
     _write(file, question.spec(times))
     if not times.is_quiet:
         err().print("the machine is busy: blocks count all the same (max_foreign_load: 99%), with wider intervals")
     err().print(f"wrote {escape(str(file))}, which says what is asked and by which rule it is answered")
+    minutes = wording.counted(max(1, round(question.expected_s(times) / 60)), "minute")
+    err().print(f"{question.blocks} blocks of 3 trials (one measures the noise), about {minutes}")
     if not get_client_settings().url:
         control.start(home_files(), print_progress)
     _id, verdict = run_spec(read_spec(str(file)), as_json=as_json)

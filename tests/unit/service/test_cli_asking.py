@@ -154,6 +154,9 @@ def test_trials_fit_into_the_time_of_a_first_answer(step_s: float, start_s: floa
     timed = values["workload"]["steps"]["timed"]
     assert 10 <= timed <= 5000
     assert timed == 10 or (timed - 1) * step_s <= 15
+    assert (
+        values["limits"]["device_minutes"] * 60 >= 5 * question.expected_s(times(step_s=step_s, start_s=start_s)) - 60
+    )
 
 
 @pytest.mark.parametrize("marks", ["process", "steps", "tokens"])

@@ -72,6 +72,14 @@ def test_a_failure_of_a_trial_is_shown_once_as_it_happens_and_again_in_the_next_
     assert followed.problems == [line, line]
 
 
+def test_blocks_that_are_cancelled_for_one_reason_are_one_line() -> None:
+    rows = [trial_row(id=f"trl_{number}", block_id=f"blk_{number}", block_index=number) for number in range(6)]
+    followed = FollowedAblation.of(ablation_row(), rows)
+    for number in range(1, 6):
+        followed.apply(_event("block.state", f"blk_{number}", to="cancelled", reason="every arm failed"))
+    assert followed.lines == ["10:11:12  block 2/6: cancelled (every arm failed)"]
+
+
 def test_a_measured_trial_is_no_problem() -> None:
     followed = _followed()
     followed.apply(_event("trial.state", "trl_1", to="done", reason="reported"))
