@@ -47,7 +47,7 @@ class CheckedTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class AskedChange:
     """A command, and the one change that is asked about."""
 
     command: tuple[str, ...]
@@ -86,7 +86,7 @@ class Question:
         name = re.sub("[^a-z0-9]+", "_", self.metric.replace("{}", "").lower()).strip("_")[:50]
         return name if is_declarable(name) else f"reported_{name}".rstrip("_")
 
-    def with_own_seed(self, seed: int | None) -> "Question | None":
+    def with_own_seed(self, seed: int | None) -> "AskedChange | None":
         """Return the question at the seed that the program trains with; None if that would be no other question.
 
         Times may be compared at one seed. A number that the program reports needs a seed for every block.

@@ -24,7 +24,7 @@ from ablate.workers.blocks.code_cache import CodeCache
 from ablate.workers.blocks.receipt import TrialRecord, dead_gate, how_far
 from ablate.workers.blocks.slices import SlicedBlock, SlicedTrial
 from ablate.workers.blocks.surroundings import Patience, Quiet, Surroundings, busiest, changes, look_around
-from ablate.workers.commands.data_places import data_problem, private_places
+from ablate.workers.commands.code_copy import data_problem, private_places
 from ablate.workers.devices.node_health import ReleaseProof
 from ablate.workers.errors import BlockBroken, BlockStopped
 from ablate.workers.isolation.environment import chosen_caches

@@ -28,7 +28,7 @@ from ablate.experiments.system.processes import descendants_of, die_with_parent,
 from ablate.model.errors import DataError
 from ablate.model.measurements import Step
 from ablate.workers.commands.advice import ProgramPlace
-from ablate.workers.commands.data_places import link_data
+from ablate.workers.commands.code_copy import link_data
 from ablate.workers.commands.device_samples import DeviceSamples
 from ablate.workers.commands.printed_results import ProgramOutput
 from ablate.workers.commands.program_end import ProgramEnd, ProgramWatch, not_finite, program_failure

@@ -25,8 +25,7 @@ from ablate.workers.blocks.surroundings import read_load
 from ablate.workers.devices.inventory import find_devices
 from ablate.workers.errors import WorkerError
 from ablate.workers.offline.check_runs import Keeper, WantedRun, results_of, secrets_named
-from ablate.workers.offline.program_checks import ProgramCheck, checks_of
-from ablate.workers.offline.spec_checks import CheckedSpec, SpecCheck
+from ablate.workers.offline.checks import CheckedSpec, ProgramCheck, SpecCheck, checks_of
 
 _LOOK_S = 1.0
 """Length of the look at the load by others, before any run."""

@@ -22,8 +22,7 @@ from ablate.experiments.records.spec_code import PackedSpec
 from ablate.experiments.system.isolation import remove_short_links
 from ablate.experiments.system.kernel_limits import keeps_signals_in
 from ablate.experiments.system.processes import descendants_of, end_family_with_parent
-from ablate.workers.commands.code_copy import archive_path
-from ablate.workers.commands.data_places import data_problem, private_places
+from ablate.workers.commands.code_copy import archive_path, data_problem, private_places
 from ablate.workers.devices.inventory import find_devices
 from ablate.workers.environment_variables import python_environments, secrets_file, state_folder, trial_disk_bytes
 from ablate.workers.errors import SettingsError, WorkerError

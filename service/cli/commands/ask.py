@@ -17,14 +17,11 @@ from ablate.experiments.records.git_repository import Repository
 from ablate.experiments.reporting import wording
 from ablate.experiments.system.processes import OWN_PYTHON
 from ablate.service.cli.arguments import read_spec
-from ablate.service.cli.asking import CheckedTimes, Question
+from ablate.service.cli.asking import AskedChange, CheckedTimes
 from ablate.service.cli.follow import run_spec
 from ablate.service.cli.output import StreamOption, err, guarded
-from ablate.service.cli.stack_commands import print_progress
 from ablate.service.cli.verdicts import exit_code
 from ablate.service.client.settings import get_client_settings
-from ablate.service.stack import control
-from ablate.service.stack.layout import home_files
 
 app = typer.Typer()
 
@@ -32,35 +29,44 @@ _HEAD = "# Written by `ablate ask`, which overwrites it. Run it again: ablate ru
 _CHECK = (*OWN_PYTHON, "-c", "from ablate.experiments.system.console import main; main()", "check", "--json")
 
 
+CommandArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="-- COMMAND...", help="Program and arguments of the baseline; {seed} is filled in."),
+]
+VsOption = Annotated[
+    str,
+    typer.Option(metavar="ARGUMENTS", help="Arguments of the variant: one of the same name is replaced, others added."),
+]
+VsCommitOption = Annotated[
+    str | None, typer.Option(metavar="REVISION", help="The variant is the folder as it is in this commit.")
+]
+VsEnvOption = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="Variable of the variant; repeatable.")
+]
+MetricOption = Annotated[
+    str | None,
+    typer.Option(help="What decides: a metric, or the line that prints it, such as 'val loss {}'. Default: speed."),
+]
+BetterOption = Annotated[Literal["lower", "higher"] | None, typer.Option(help="Better direction of --metric.")]
+DataOption = Annotated[
+    list[str] | None, typer.Option(help="File or folder that trials may read, as workload.data; repeatable.")
+]
+StepsOption = Annotated[int | None, typer.Option(min=1, max=10_000, help="Steps of a trial's window.")]
+BlocksOption = Annotated[int, typer.Option(min=MIN_BLOCKS, help="Blocks; each runs every arm once.")]
+
+
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @guarded
 def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
-    command: Annotated[
-        list[str],
-        typer.Argument(metavar="-- COMMAND...", help="Program and arguments of the baseline; {seed} is filled in."),
-    ],
-    vs: Annotated[
-        str,
-        typer.Option(
-            metavar="ARGUMENTS", help="Arguments of the variant: one of the same name is replaced, others added."
-        ),
-    ] = "",
-    vs_commit: Annotated[
-        str | None, typer.Option(metavar="REVISION", help="The variant is the folder as it is in this commit.")
-    ] = None,
-    vs_env: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Variable of the variant; repeatable.")
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(help="What decides: a metric, or the line that prints it, such as 'val loss {}'. Default: speed."),
-    ] = None,
-    better: Annotated[Literal["lower", "higher"] | None, typer.Option(help="Better direction of --metric.")] = None,
-    data: Annotated[
-        list[str] | None, typer.Option(help="File or folder that trials may read, as workload.data; repeatable.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, max=10_000, help="Steps of a trial's window.")] = None,
-    blocks: Annotated[int, typer.Option(min=MIN_BLOCKS, help="Blocks; each runs every arm once.")] = MIN_BLOCKS,
+    command: CommandArgument,
+    vs: VsOption = "",
+    vs_commit: VsCommitOption = None,
+    vs_env: VsEnvOption = None,
+    metric: MetricOption = None,
+    better: BetterOption = None,
+    data: DataOption = None,
+    steps: StepsOption = None,
+    blocks: BlocksOption = MIN_BLOCKS,
     as_json: StreamOption = False,
 ) -> None:
     """Ask whether a change of your own program is better: check it, measure it, and show the answer.
@@ -69,7 +75,7 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
 
     The exit code is that of `ablate verdict`, 6 if the check fails, or 130 after Ctrl-C, which cancels nothing.
     """
-    question = Question(
+    question = AskedChange(
         command=tuple(command),
         changes=tuple(shlex.split(vs)),
         env=_variables(vs_env or ()),
@@ -101,9 +107,18 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     minutes = wording.counted(max(1, round(question.expected_s(times) / 60)), "minute")
     err().print(f"{question.blocks} blocks of 3 trials (one measures the noise), about {minutes}")
     if not get_client_settings().url:
-        control.start(home_files(), print_progress)
+        _start_stack()
     _id, verdict = run_spec(read_spec(str(file)), as_json=as_json)
     raise typer.Exit(exit_code(verdict.variants, None))
+
+
+def _start_stack() -> None:
+    """Start the stack of this home unless it runs."""
+    from ablate.service.cli.stack_commands import print_progress  # imports the settings of the service
+    from ablate.service.stack import control
+    from ablate.service.stack.layout import home_files
+
+    control.start(home_files(), print_progress)
 
 
 def _variables(values: "tuple[str, ...] | list[str]") -> dict[str, str]:

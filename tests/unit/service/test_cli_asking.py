@@ -11,7 +11,7 @@ from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.errors import SpecError
-from ablate.service.cli.asking import CheckedTimes, Question, changed, divided
+from ablate.service.cli.asking import AskedChange, CheckedTimes, changed, divided
 
 NAMES = ("lr", "betas", "name", "fast", "seed")
 VALUES = {
@@ -123,7 +123,7 @@ CODE = {"archive": f"sha256:{64 * '0'}"}
     ],
 )
 def test_a_question_is_a_spec_that_the_service_takes(changes: dict[str, object], primary: str) -> None:
-    question = Question(command=("python", "train.py", "--lr", "1e-3", "--seed", "{seed}"), **changes)  # type: ignore[arg-type]
+    question = AskedChange(command=("python", "train.py", "--lr", "1e-3", "--seed", "{seed}"), **changes)  # type: ignore[arg-type]
     for values in (question.spec(), question.spec(times())):
         values["workload"]["code"] = CODE
         spec = parse_spec(spec_yaml(values), "application/yaml")
@@ -135,7 +135,7 @@ def test_a_question_is_a_spec_that_the_service_takes(changes: dict[str, object],
 
 def test_directions_and_loads_follow_from_the_metric() -> None:
     def asked(metric: str, **more: object) -> tuple[str, str | None]:
-        question = Question(command=("a", "{seed}"), changes=("--x",), metric=metric, **more)  # type: ignore[arg-type]
+        question = AskedChange(command=("a", "{seed}"), changes=("--x",), metric=metric, **more)  # type: ignore[arg-type]
         values = question.spec(times())
         return values["workload"]["metrics"][str(question.declared)]["better"], values["placement"].get(
             "max_foreign_load"
@@ -149,7 +149,7 @@ def test_directions_and_loads_follow_from_the_metric() -> None:
 
 @given(step_s=st.floats(1e-7, 100), start_s=st.floats(0, 1000), blocks=st.integers(6, 40))
 def test_trials_fit_into_the_time_of_a_first_answer(step_s: float, start_s: float, blocks: int) -> None:
-    question = Question(command=("a",), changes=("--x",), blocks=blocks)
+    question = AskedChange(command=("a",), changes=("--x",), blocks=blocks)
     values = question.spec(times(step_s=step_s, start_s=start_s, longest_s=start_s + step_s))
     timed = values["workload"]["steps"]["timed"]
     assert 10 <= timed <= 5000
@@ -162,7 +162,7 @@ def test_trials_fit_into_the_time_of_a_first_answer(step_s: float, start_s: floa
 @pytest.mark.parametrize("marks", ["process", "steps", "tokens"])
 def test_speed_is_decided_by_what_the_program_marks(marks: str) -> None:
     step_s = None if marks == "process" else 0.1
-    values = Question(command=("a",), changes=("--x",)).spec(times(marks=marks, step_s=step_s))
+    values = AskedChange(command=("a",), changes=("--x",)).spec(times(marks=marks, step_s=step_s))
     assert values["verdict"]["primary"]["metric"] == {"process": "process_s", "steps": "step_s"}.get(
         marks, "tokens_per_s"
     )
@@ -170,22 +170,22 @@ def test_speed_is_decided_by_what_the_program_marks(marks: str) -> None:
 
 
 def test_a_busy_machine_is_measured_with_all_its_load() -> None:
-    question = Question(command=("a",), changes=("--x",))
+    question = AskedChange(command=("a",), changes=("--x",))
     assert "max_foreign_load" not in question.spec(times())["placement"]
     assert question.spec(times(is_quiet=False))["placement"]["max_foreign_load"] == "99%"
 
 
 def test_times_may_be_compared_at_the_seed_of_the_program_and_reports_may_not() -> None:
-    question = Question(command=("a",), changes=("--x",))
+    question = AskedChange(command=("a",), changes=("--x",))
     own = question.with_own_seed(1337)
     assert own is not None
     assert own.spec()["design"]["seeds"] == [1337]
     assert own.with_own_seed(1337) is None
     assert question.with_own_seed(None) is None
-    assert Question(command=("a", "{seed}"), changes=("--x",)).with_own_seed(0) is None
-    assert Question(command=("a",), changes=("--x",), metric="loss {}").with_own_seed(0) is None
+    assert AskedChange(command=("a", "{seed}"), changes=("--x",)).with_own_seed(0) is None
+    assert AskedChange(command=("a",), changes=("--x",), metric="loss {}").with_own_seed(0) is None
 
 
 def test_a_question_without_a_change_is_refused() -> None:
     with pytest.raises(SpecError, match="nothing differs"):
-        Question(command=("a",))
+        AskedChange(command=("a",))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ablate.workers.commands.data_places import data_problem, link_data, private_places
+from ablate.workers.commands.code_copy import data_problem, link_data, private_places
 from ablate.workers.isolation.reach import isolation_problem
 from tests.programs import LOOP, program_config, write_program
 from tests.unit.workers.processes.test_advice import isolated_message
