@@ -77,7 +77,7 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     """
     question = AskedChange(
         command=tuple(command),
-        changes=tuple(shlex.split(vs)),
+        changes=_words(vs),
         env=_variables(vs_env or ()),
         commit=None if vs_commit is None else Repository.around(Path()).commit(vs_commit),
         metric=metric,
@@ -119,6 +119,14 @@ def _start_stack() -> None:
     from ablate.service.stack.layout import home_files
 
     control.start(home_files(), print_progress)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        detail = f"--vs is {text!r}, which a shell would not read: {error}"
+        raise SpecError([SpecProblem(pointer="--vs", detail=detail, hint="close the quotes")]) from error
 
 
 def _variables(values: "tuple[str, ...] | list[str]") -> dict[str, str]:

@@ -69,6 +69,26 @@ def test_drawn_data_becomes_absolute_with_its_place_beside_the_code(lab: Path, s
 
 
 @pytest.mark.parametrize(
+    "text",
+    ["  data:\n  - one  # mine\n  - two", "  data: [one, two]  # mine", "  data: # mine\n      - one\n      - two"],
+)
+def test_a_spec_with_data_and_commits_keeps_its_comments(lab: Path, text: str) -> None:
+    for command in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one"],
+    ):
+        subprocess.run(["git", *command], cwd=lab, check=True)
+    plain = command_values(workload={"command": ["python", "train.py"]}, variants={"fused": {"args": ["--x"]}})
+    whole = yaml.safe_dump(plain, sort_keys=False).replace("baseline:", f"  code: .\n{text}\n# kept\nbaseline:")
+    packed = pack_spec(whole.encode(), YAML, lab, {"fused": "HEAD"})
+    values = load_values(packed.content, YAML)
+    assert [one["at"] for one in values["workload"]["data"]] == ["one", "two"]
+    assert set(values["labels"]) == {"commit.fused"}
+    assert set(values["variants"]["fused"]["code"]) == {"archive"}
+
+
+@pytest.mark.parametrize(
     ("code", "name", "detail"),
     [
         ("one", "two", "is outside of the code's folder"),
