@@ -96,6 +96,9 @@ MOVES: dict[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]] = {
 
 An expired attempt becomes done if its late result comes before another attempt claims the block."""
 
+REPORTED = "reported"
+"""Reason of the last move of a trial that was measured, and of a block whose trials all were."""
+
 STATE_EVENTS: dict[type[StrEnum], EventKind] = {
     AblationState: EventKind.ABLATION_STATE,
     BlockState: EventKind.BLOCK_STATE,

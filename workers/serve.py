@@ -116,6 +116,7 @@ def _work(
         secret_values=secret_values,
         secrets=(settings.home_dir, *([settings.secrets_path] if settings.secrets_path else [])),
         code_roots=settings.code_roots,
+        data_roots=settings.data_roots,
         code_cache=CodeCache(settings.data_path, api.code),
         environments=settings.python_environments,
         quiet_s=settings.quiet_s,

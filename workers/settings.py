@@ -63,7 +63,8 @@ class Settings(BaseSettings):
     """Time that a running block has to finish after SIGTERM. Then, or at a second signal, the worker releases it."""
     quiet_s: float = Field(default=60.0, ge=0, le=MOST_QUIET_S)
     """Longest wait before a block whose times decide, while other processes take more of the cores than its spec
-    allows. After it the block runs in any case, and may be discarded; 0 never waits."""
+    allows. After it the block runs in any case, and may be discarded. Later trials do not wait until the cores were
+    quiet once. 0 never waits."""
     log_format: LogFormat = LogFormat.TEXT
     """Format of log lines: text, or json for programs."""
     keep_attempts: int = Field(default=20, ge=1)
@@ -84,6 +85,10 @@ class Settings(BaseSettings):
     code_dirs: str = ""
     """Folders of this node from which commands may copy code, separated by colons. Empty allows any folder to the
     worker of the embedded stack, and none to others. Code that was sent needs none."""
+    trial_readable: str = ""
+    """Files and folders that every trial of this node may read, separated by colons. Specs may name them, and those of
+    ABLATE_CODE_DIRS and ABLATE_CORPUS_DIRS, in `workload.data`; where any folder may contain code, any other path, too.
+    `ablate exec` and `ablate check` follow it, too."""
     environments: str = ""
     """Python environments for commands: `name=folder` pairs, separated by commas. A folder may begin with `~`."""
     secrets: Path | None = None
@@ -97,7 +102,7 @@ class Settings(BaseSettings):
             raise ValueError(f"node class {value!r} is unknown; allowed: {', '.join(NODE_CLASSES)}")
         return value
 
-    @field_validator("corpus_dirs", "code_dirs")
+    @field_validator("corpus_dirs", "code_dirs", "trial_readable")
     @classmethod
     def _check_absolute(cls, value: str) -> str:
         relative = [part for part in value.split(":") if part and not Path(part).is_absolute()]
@@ -151,6 +156,12 @@ class Settings(BaseSettings):
         """Folders that may contain the code of commands; None for any."""
         roots = _folders(self.code_dirs)
         return None if not roots and stack_id() is not None else roots
+
+    @property
+    def data_roots(self) -> tuple[Path, ...] | None:
+        """Files and folders that may contain the data of commands; None for any."""
+        roots = self.code_roots
+        return None if roots is None else (*roots, *self.corpus_roots, *_folders(self.trial_readable))
 
     @property
     def python_environments(self) -> dict[str, Path]:

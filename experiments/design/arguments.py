@@ -1,17 +1,18 @@
 """Arguments of a program: those of one command line, changed by those of another.
 
 A flag is a word that begins with a dash and is no number. The words after it, up to the next flag, are its values, and
-`--flag=value` has exactly one. The words after `--` are never flags. No program's own parser is asked.
+`--flag=value` has exactly one. `name=value` is a pair. The words after `--` are never flags. No program's own parser is
+asked.
 """
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ablate.experiments.errors import SpecError, SpecProblem
-
 _END = "--"
+_PAIR = re.compile(r"([A-Za-z_+~][\w./+-]*)=.*", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +26,10 @@ class _Part:
 
 
 def merged_arguments(base: Sequence[str], changes: Sequence[str]) -> tuple[str, ...]:
-    """Return `base` with `changes`: a flag of the same name replaces flag and values, the rest is added at the end.
+    """Return `base` with `changes`: a flag or pair of the same name is replaced with its values, the rest is added.
 
-    A repeated flag is replaced as a whole: all of `base` by all of `changes`. Raises SpecError for a flag that has
-    fewer values in `changes` than in `base`, because the surplus may be arguments of their own.
+    A repeated flag is replaced as a whole: all of `base` by all of `changes`. A flag replaces as many values as it has
+    itself, so words that follow them stay.
     """
     parts, rest = _divided(base)
     own_parts, own_rest = _divided(changes)
@@ -45,7 +46,12 @@ def merged_arguments(base: Sequence[str], changes: Sequence[str]) -> tuple[str, 
             words += [word for one in new[part.flag] for word in one.words]
             placed.add(part.flag)
         words += _surplus(part, new[part.flag])
-    words += [word for one in own_parts if one.flag not in placed for word in one.words]
+    for part in own_parts:
+        if part.flag is None:
+            for word in part.words:
+                _add(words, word)
+        elif part.flag not in placed:
+            words += part.words
     end = (_END,) if _END in (*base, *changes) else ()
     return (*words, *end, *rest, *own_rest)
 
@@ -94,21 +100,16 @@ def _is_flag(word: str) -> bool:
 
 
 def _surplus(part: _Part, new: Sequence[_Part]) -> tuple[str, ...]:
-    """Return words after a replaced flag that are none of its values. Raises SpecError where nobody can tell."""
+    """Return words after a replaced flag that are none of its values."""
     if part.joined:
         return ()
-    if any(one.joined for one in new):
-        return part.words[2:]
-    if len(part.words) > max(len(one.words) for one in new):
-        raise SpecError([_ambiguous(part, new)])
-    return ()
+    return part.words[2:] if any(one.joined for one in new) else part.words[max(len(one.words) for one in new) :]
 
 
-def _ambiguous(part: _Part, new: Sequence[_Part]) -> SpecProblem:
-    longest = max(new, key=lambda one: len(one.words))
-    detail = (
-        f"'{' '.join(longest.words)}' has fewer values than '{' '.join(part.words)}', which it replaces, so the "
-        f"surplus may be values of {part.flag} or arguments of their own"
-    )
-    hint = f"write {part.flag}=VALUE if it takes one value; else write all arguments of the variant into a spec"
-    return SpecProblem(pointer=str(part.flag), detail=detail, hint=hint)
+def _add(words: list[str], word: str) -> None:
+    """Add a word at the end, or a pair in the place of the pairs of its name."""
+    name = _PAIR.fullmatch(word)
+    places = [at for at, other in enumerate(words) if name and (pair := _PAIR.fullmatch(other)) and pair[1] == name[1]]
+    words[slice(places[0], places[0] + 1) if places else slice(len(words), None)] = [word]
+    for at in reversed(places[1:]):
+        del words[at]

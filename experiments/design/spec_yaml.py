@@ -137,7 +137,7 @@ def _scalar(event: Any, path: Place) -> Any:
 
 
 def edited(text: str, scalars: Mapping[tuple[str, ...], str]) -> str:
-    """Replace the scalars at the places in a YAML text, whose other lines and comments stay.
+    """Replace the values at the places in a YAML text, whose other lines and comments stay.
 
     A text that this parser does not read comes back unchanged.
     """
@@ -152,6 +152,8 @@ def edited(text: str, scalars: Mapping[tuple[str, ...], str]) -> str:
     for node, scalar in sorted(edits, key=lambda edit: -edit[0].start_mark.index):
         begin, end = node.start_mark.index, _end_of(node)
         new = scalar + ("\n" if text[begin:end].endswith("\n") else "")
+        if _is_block_list(node):  # it may stand in the column of its key, where no other value may
+            begin, new = len(text[:begin].rstrip()), f" {new}"
         text = text[:begin] + new + text[end:]
     return text
 
@@ -170,10 +172,16 @@ def labelled(text: str, wanted: object, added: Mapping[str, str]) -> str:
 
 
 def _end_of(node: Any) -> int:
-    """Return where a node ends; a mapping without braces ends with its last value, before comments."""
+    """Return where a node ends; without braces or brackets it ends with its last value, before comments."""
     if isinstance(node, yaml.MappingNode) and not node.flow_style:
         node = node.value[-1][1]
+    elif _is_block_list(node):
+        return _end_of(node.value[-1])
     return int(node.end_mark.index)
+
+
+def _is_block_list(node: Any) -> bool:
+    return isinstance(node, yaml.SequenceNode) and not node.flow_style
 
 
 def _node_at(node: Any, place: Sequence[str]) -> Any:

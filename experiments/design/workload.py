@@ -52,6 +52,7 @@ MAX_ARGUMENTS = 200
 MAX_VARIABLES = 64
 MAX_SECRETS = 16
 MAX_METRICS = 32
+MAX_DATA = 32
 MAX_TIMED = 10_000
 """Most timed steps of an arm."""
 MAX_ARMS = 65
@@ -62,6 +63,7 @@ _VARIABLE = "^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 _METRIC = "^[a-z][a-z0-9_]{0,62}$"
 _LINE = r"^[^\u0000-\u001f{}]*\{\}[^\u0000-\u001f{}]*$"
 _ANY_FOLDER = "^[^\\u0000-\\u001f\\u007f]{1,1000}$"
+_ABSOLUTE = "^/[^\\u0000-\\u001f\\u007f]{1,1000}$"
 _DIGEST = "^sha256:[0-9a-f]{64}$"
 _COMMIT = "^[0-9a-f]{7,64}$"
 COMMIT = re.compile(_COMMIT[1:-1])
@@ -185,6 +187,17 @@ def _check_variant_code(value: object) -> object:
     return _check_code(value)
 
 
+def _check_data(value: object) -> object:
+    if isinstance(value, str):
+        if not re.fullmatch(_ANY_FOLDER[1:-1], value) or not value.strip("/"):
+            detail = f"data {shown(value)} is no file or folder; allowed: one beside the spec, such as data/"
+            raise refuse(detail, "or an absolute path on the node, other than / as a whole")
+        return value
+    if isinstance(value, Mapping) and set(value) == {"path", "at"}:
+        return dict(value)
+    raise refuse(f"data is {shown(value)}; allowed: a path beside the spec, or an absolute one on the node")
+
+
 class Commit(SpecPart):
     """A commit of the workload's repository."""
 
@@ -209,11 +222,30 @@ class SentCode(SpecPart):
     archive: Annotated[str, Field(pattern=_DIGEST, description="Digest of the archive; `code: .` makes it.")]
 
 
+class DataBeside(SpecPart):
+    """Data that the program finds beside its code, although it was not sent."""
+
+    path: Annotated[str, Field(pattern=_ABSOLUTE, description="The file or folder on the node.")]
+    at: Annotated[str, Field(pattern=_ANY_FOLDER, description="Its place below the folder of the code.")]
+
+    @field_validator("at")
+    @classmethod
+    def _below(cls, value: str) -> str:
+        if value.startswith("/") or ".." in value.split("/"):
+            raise refuse(f"at is {shown(value)}; allowed: a place below the folder of the code, such as data")
+        return value
+
+
 _Folder: TypeAlias = Annotated[str, Field(pattern=_ANY_FOLDER)]
 Code: TypeAlias = Annotated[_Folder | RepositoryCommit | SentCode, BeforeValidator(_check_code)]
 """A folder to send, a folder on the node, a commit of a repository on the node, or an archive that was sent."""
 VariantCode: TypeAlias = Annotated[_Folder | RepositoryCommit | SentCode | Commit, BeforeValidator(_check_variant_code)]
 """As `Code`, or another commit of the workload's repository."""
+Data: TypeAlias = Annotated[
+    tuple[Annotated[_Folder | DataBeside, BeforeValidator(_check_data)], ...],
+    Field(strict=False, max_length=MAX_DATA),
+]
+"""Files and folders beside the spec, which its reader makes `DataBeside`, or absolute ones on the node."""
 _Argument: TypeAlias = Annotated[str, Field(max_length=4000), AfterValidator(_check_argument)]
 Arguments: TypeAlias = Annotated[
     tuple[_Argument, ...], Field(strict=False, max_length=MAX_ARGUMENTS), AfterValidator(_check_no_credentials)
@@ -312,7 +344,7 @@ class DeclaredMetric(SpecPart):
         return value
 
 
-_OF_A_COMMAND = ("code", "environment", "env")
+_OF_A_COMMAND = ("code", "data", "environment", "env")
 """Keys that only a workload with a command has."""
 _OF_PROGRAMS = ("metrics", "require_kernels", "secrets")
 """Keys of commands and of recipes of packages."""
@@ -354,6 +386,12 @@ class Workload(SpecPart):
         exclude_if=_is_none,
         description="The program's files: a folder that commands pack and send (relative to the spec), an absolute "
         "folder on the node, or a commit of a repository in either place. Each trial runs in a copy.",
+    )
+    data: Data = Field(
+        default=(),
+        exclude_if=_is_empty,
+        description="Files and folders of the node that trials may read and not change: beside the spec, where the "
+        "program finds them beside its code, too, or absolute. Their content is not recorded.",
     )
     environment: Annotated[Name, Field(max_length=MOST_LETTERS)] | None = Field(
         default=None,

@@ -89,6 +89,10 @@ class ProbeOrder(Frozen):
     probe: Literal[True] = True
 
 
+MOST_FAILURE = 2000
+"""Most characters of the reason why a trial that ended has no measurement."""
+
+
 class TrialProgress(Frozen):
     """Progress of a trial, for people who watch."""
 
@@ -101,6 +105,8 @@ class TrialProgress(Frozen):
     """Seconds of a recent step; None until a step without compilation has ended."""
     over: bool = False
     """Whether its process has ended; the receipt comes with the block's report."""
+    failure: str | None = Field(default=None, max_length=MOST_FAILURE)
+    """Class and message of a trial that ended without a measurement."""
 
 
 class LogChunk(Frozen):

@@ -1,6 +1,7 @@
-"""Folders of code in a spec: pack them, and name their archives in the text instead."""
+"""Folders of code and data in a spec: pack code and name its archives in the text instead; make data absolute."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -48,17 +49,51 @@ def pack_spec(
         values = load_values(content, content_type)
     except SpecError:
         return unchanged
-    places = dict(_folders(values)) | _at_commits(values, commits)
-    if not places:
+    places, data = dict(_folders(values)) | _at_commits(values, commits), _data(values, folder)
+    if not places and data is None:
         return unchanged
     by_source = _packed(places, folder)
     digests = {place: by_source[source].digest for place, source in places.items()}
     archives = {packed.digest: packed for packed in by_source.values()}
     names = {place: by_source[source].commit for place, source in places.items()}
     labels = {f"{COMMIT_LABEL}{_arm(place)}": commit for place, commit in names.items() if commit is not None}
-    text, kind = _with_digests(content, content_type, values, digests, labels)
-    lines = tuple(_line(source, packed) for source, packed in by_source.items())
-    return PackedSpec(content=text, content_type=kind, archives=tuple(archives.values()), packed=lines)
+    text, kind = _with_digests(content, content_type, values, _Edits(digests, labels, data))
+    lines = [_line(source, packed) for source, packed in by_source.items()]
+    lines += [f"data {one['at']}: {one['path']}, read there" for one in data or () if isinstance(one, Mapping)]
+    return PackedSpec(content=text, content_type=kind, archives=tuple(archives.values()), packed=tuple(lines))
+
+
+def _data(values: Mapping[str, Any], folder: Path) -> list[Any] | None:
+    """Return the data of a spec with absolute paths; None if none is relative. Raises SpecError.
+
+    Relative ones are relative to the spec, and lie below the folder of the code, where the program looks for them.
+    """
+    workload = values.get("workload")
+    if not isinstance(workload, Mapping) or COMMAND not in workload or not isinstance(workload.get("data"), list):
+        return None
+    named = workload["data"]
+    if not any(map(_is_relative, named)):
+        return None
+    code = _absolute(folder / (_folder_of(workload.get("code")) or ""))
+    return [_beside(one, number, folder, code) if _is_relative(one) else one for number, one in enumerate(named)]
+
+
+def _absolute(path: Path) -> Path:
+    """Return the path from the root without `..`; links stay, because a program uses them by these names."""
+    return Path(os.path.normpath(path.absolute()))
+
+
+def _beside(name: str, number: int, folder: Path, code: Path) -> str | dict[str, str]:
+    if name.startswith("~"):
+        return str(Path(name).expanduser())
+    path, where = _absolute(folder / name), pointer("workload", "data", str(number))
+    if not path.exists():
+        detail = f"there is no {name!r} beside the spec"
+        raise SpecError([SpecProblem(pointer=where, detail=detail, hint="an absolute path is on the node")])
+    if not path.is_relative_to(code):
+        detail, hint = f"{name!r} is outside of the code's folder {code}", f"write its absolute path: {path}"
+        raise SpecError([SpecProblem(pointer=where, detail=detail, hint=hint)])
+    return {"path": str(path), "at": str(path.relative_to(code))}
 
 
 def _line(source: _Source, packed: PackedCode) -> str:
@@ -148,15 +183,20 @@ def _packed(places: Mapping[_Place, _Source], folder: Path) -> dict[_Source, Pac
     return packed
 
 
-def _with_digests(
-    content: bytes,
-    content_type: str,
-    values: dict[str, Any],
-    digests: Mapping[_Place, str],
-    labels: Mapping[str, str],
-) -> tuple[bytes, str]:
-    """Return the spec's text with archives and labels: YAML keeps its comments, TOML becomes JSON."""
-    wanted = deepcopy(values)
+@dataclass(frozen=True)
+class _Edits:
+    """What a spec gets in place of its folders."""
+
+    digests: Mapping[_Place, str]
+    labels: Mapping[str, str]
+    data: list[Any] | None
+
+
+def _with_digests(content: bytes, content_type: str, values: dict[str, Any], edits: _Edits) -> tuple[bytes, str]:
+    """Return the spec's text with archives, data and labels: YAML keeps its comments, TOML becomes JSON."""
+    wanted, digests, labels = deepcopy(values), edits.digests, edits.labels
+    if edits.data is not None:
+        wanted["workload"]["data"] = edits.data
     if labels and isinstance(values.get("labels", {}), Mapping):
         wanted["labels"] = {**labels, **values.get("labels", {})}
     for place, digest in digests.items():
@@ -173,7 +213,9 @@ def _with_digests(
         spec_yaml,  # lazy: a yaml.py beside a user's script hides the library
     )
 
-    archives = {place: f'{{{ARCHIVE}: "{digest}"}}' for place, digest in digests.items()}
+    archives: dict[_Place, str] = {place: f'{{{ARCHIVE}: "{digest}"}}' for place, digest in digests.items()}
+    if edits.data is not None:
+        archives["workload", "data"] = json.dumps(edits.data, ensure_ascii=False)
     text = labelled(edited(content.decode(), archives), wanted.get("labels"), labels)
     return (text.encode() if _says(text, content_type, wanted) else spec_yaml(wanted)), content_type
 

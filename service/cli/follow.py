@@ -4,6 +4,7 @@ Progress is live on a terminal and line by line elsewhere. Leaving with Ctrl-C c
 """
 
 import queue
+import re
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ from ablate.experiments.reporting import wording
 from ablate.service.cli import tables
 from ablate.service.cli.output import err, out, print_json_line
 from ablate.service.client.api import Client
-from ablate.service.lifecycle import OVER, EventKind
+from ablate.service.lifecycle import OVER, REPORTED, EventKind
 from ablate.service.schemas.ablations import AblationPublic, Event, TrialPublic
 from ablate.service.schemas.nodes import NodePublic
 from ablate.service.schemas.submissions import AblationAccepted, SpecBody
@@ -110,9 +111,9 @@ def follow(client: Client, ablation_id: str, console: Console) -> AblationPublic
         with Live(view, console=console, refresh_per_second=4):
             for _ in _updates(client, followed):
                 view.update(followed)
-                for line in followed.discarded:
+                for line in followed.problems:
                     console.print(escape(line))
-                followed.discarded.clear()
+                followed.problems.clear()
     else:
         _follow_in_lines(client, followed, console)
     return followed.ablation
@@ -149,8 +150,12 @@ class FollowedAblation:
     """Ids of the nodes that run blocks, or ran them last, by block id."""
     lines: list[str] = field(default_factory=list)
     """Changes of state since the last update, for output in lines."""
-    discarded: list[str] = field(default_factory=list)
-    """Those of them that are attempts without a result, with the reason."""
+    problems: list[str] = field(default_factory=list)
+    """Those of them that are attempts without a result and trials without a measurement, with the reason."""
+    not_run: str = ""
+    """Why blocks were cancelled, which is one line for all of them."""
+    failed: set[str] = field(default_factory=set)
+    """Ids of the trials whose failure is among the lines."""
 
     @classmethod
     def of(
@@ -170,10 +175,28 @@ class FollowedAblation:
         trial = self.trials.get(event.subject or "")
         if event.kind == EventKind.TRIAL_PROGRESS and trial is not None:
             self.current, self.steps = trial, steps_text(event)
-        elif event.kind == EventKind.TRIAL_STATE and trial is not None and event.went_to == TrialState.RUNNING:
-            self.current, self.steps = trial, ""
+            self._fail(event, (event.data or {}).get("failure"))
+        elif event.kind == EventKind.TRIAL_STATE and trial is not None:
+            self._change_trial(event, trial)
         elif event.kind in (EventKind.BLOCK_STATE, EventKind.ABLATION_STATE):
             self._change_state(event)
+
+    def _change_trial(self, event: Event, trial: "TrialPlace") -> None:
+        if event.went_to == TrialState.RUNNING:
+            self.current, self.steps = trial, ""
+        elif event.went_to == TrialState.QUEUED:
+            self.failed.discard(event.subject or "")
+        elif event.went_to == TrialState.DONE and event.reason != REPORTED:
+            self._fail(event, event.reason)
+
+    def _fail(self, event: Event, why: str | None) -> None:
+        """Note the failure of a trial once: its heartbeat reports it first, and the report of its block again."""
+        if why is None or event.subject is None or event.subject in self.failed:
+            return
+        self.failed.add(event.subject)
+        block, arm = self.trials[event.subject]
+        self.lines.append(f"{event.at[11:19]}  {self.names[block]}{self._on_node(block)}: {arm} failed: {why}")
+        self.problems.append(self.lines[-1])
 
     def _change_state(self, event: Event) -> None:
         block = event.subject or ""
@@ -181,10 +204,14 @@ class FollowedAblation:
             self.holders[block] = event.actor
         if self._ends_current(event):
             self.current, self.steps = None, ""
+        if event.kind == EventKind.BLOCK_STATE and event.went_to == BlockState.CANCELLED:
+            if event.reason == self.not_run:
+                return
+            self.not_run = event.reason or ""
         name = self.names.get(block, self.ablation.name)
         self.lines.append(history_line(event, f"{name}{self._on_node(block)}"))
         if event.came_from == BlockState.RUNNING and event.went_to in (BlockState.QUEUED, BlockState.FAILED):
-            self.discarded.append(self.lines[-1])
+            self.problems.append(self.lines[-1])
 
     def _ends_current(self, event: Event) -> bool:
         """Return whether the running trial's block stops: it is over, or back in the queue."""
@@ -211,6 +238,11 @@ class FollowedAblation:
         block = self.current.block_id
         place = f"{self.names[block]}{self._on_node(block)}, {self.current.arm}"
         return f"{place}: {self.steps or 'starting'}{self._time_left}"
+
+    @property
+    def waits_for(self) -> str:
+        """The thing that the ablation waits for, without numbers and names that change; empty if it does not wait."""
+        return re.sub(r"\d+", "", (self.ablation.waiting_for or "").partition(":")[0])
 
     @property
     def _time_left(self) -> str:
@@ -242,9 +274,10 @@ def _follow_in_lines(client: Client, followed: FollowedAblation, console: Consol
             console.print(escape(line))
         followed.lines.clear()
         text = followed.trial_text
-        if text and text != printed and time.monotonic() - printed_at >= _LINE_S:
+        kind = followed.waits_for or text
+        if text and kind != printed and time.monotonic() - printed_at >= _LINE_S:
             console.print(escape(f"{datetime.now(UTC):%H:%M:%S}  {text}"))
-            printed, printed_at = text, time.monotonic()
+            printed, printed_at = kind, time.monotonic()
 
 
 def _updates(client: Client, followed: FollowedAblation) -> Iterator[None]:

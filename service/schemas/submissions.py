@@ -87,9 +87,8 @@ class SpecBody:
         commits: Mapping[str, str] = _NO_COMMITS,
     ) -> "SpecBody":
         """Return a spec with its folders of code, relative to `folder`, packed. Raises SpecError."""
-        if not commits and (
-            b"command" not in content or b"code" not in content
-        ):  # most specs; reading one takes many modules
+        named = b"command" in content and (b"code" in content or b"data" in content)
+        if not commits and not named:  # most specs; reading one takes many modules
             return cls(content=content, content_type=content_type)
         from ablate.experiments.records.spec_code import pack_spec
 

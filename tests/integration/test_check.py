@@ -15,10 +15,12 @@ import pytest
 
 from ablate.experiments.system.isolation import short_link
 from ablate.experiments.system.kernel_limits import has_admin
+from ablate.workers.isolation.reach import isolation_problem
 from tests.programs import LOOP, write_program
 from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
+isolates = pytest.mark.skipif(isolation_problem() is not None, reason="this kernel isolates no trials")
 ABLATE = [sys.executable, "-c", "from ablate.experiments.system.console import main; main()"]
 
 
@@ -125,6 +127,7 @@ Path("{began}").write_text(" ".join(map(str, ids)))
 time.sleep(600)
 """
 """It makes all that could stay: a child in another session, one without a mark, a folder, segments of every kind."""
+BEGAN = "ablate-check-*/work/run-1/trial/code/began"
 ENDS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL]
 
 
@@ -148,9 +151,9 @@ def _leads_to(link: Path, folder: Path) -> bool:
 @pytest.mark.parametrize("moment", ["drawn", "after it has made all"])
 def test_a_check_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Signals, moment: str) -> None:
     mark = f"31{os.getpid()}{ENDS.index(number)}{len(moment)}"
-    began, temporary = tmp_path / "began", tmp_path / "temporary"
+    temporary, made = tmp_path / "temporary", set()
     temporary.mkdir()
-    code = write_program(tmp_path / "code", LEAVES.format(mark=mark, began=began))
+    code = write_program(tmp_path / "code", LEAVES.format(mark=mark, began="began"))  # it writes in its own copy only
     process = subprocess.Popen(
         [*ABLATE, "check", "--", "python", "train.py"],
         cwd=code,
@@ -163,13 +166,14 @@ def test_a_check_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Sig
         part = random.Random(number).choice([code, temporary])  # noqa: S311
         until(lambda: process.poll() is not None or any(part.glob("*.py" if part == code else "ablate-*")))
     else:
-        until(lambda: process.poll() is not None or began.exists())
+        until(lambda: process.poll() is not None or any(temporary.glob(BEGAN)))
         assert left_by(mark, temporary), "it is running"
+        made = set(enumerate(next(temporary.glob(BEGAN)).read_text().split()))
     os.killpg(process.pid, number)  # as a terminal does
     process.wait()
     until(lambda: not left_by(mark, temporary), what=f"nothing left of {temporary} and sleep {mark}")
-    if began.exists() and has_admin():
-        assert not segments() & set(enumerate(began.read_text().split())), "of an own namespace, or removed"
+    if has_admin():
+        assert not segments() & made, "of an own namespace, or removed"
 
 
 def segments() -> set[tuple[int, str]]:
@@ -187,6 +191,96 @@ def test_a_check_of_a_program_that_ends_itself_blames_the_program(tmp_path: Path
         code, rows, errors = checked(write_program(tmp_path / "code", f"import os; os.{end}"))
         assert (code, words in rows["runs"]["detail"]) == (6, True), (rows, errors)
         assert rows["runs"]["detail"].startswith("user_error")
+
+
+@isolates
+def test_a_check_is_as_closed_as_a_trial_and_names_the_line_that_opens_a_file(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "x.bin").write_text("hi")
+    folder = write_program(tmp_path / "code", LOOP + f"\n    open({str(corpus / 'x.bin')!r})")
+    code, rows, _errors = checked(folder)
+    assert code == 6
+    assert rows["runs"]["detail"].endswith(f"which is closed to trials: write workload.data: [{corpus}]")
+    assert checked(folder, "--data", str(corpus))[0] == 0
+
+
+def test_a_check_names_a_file_that_git_ignores(tmp_path: Path) -> None:
+    folder = write_program(tmp_path / "code", LOOP + "\n    open('data/x.bin')")
+    (folder / "data").mkdir()
+    (folder / "data/x.bin").write_text("hi")
+    (folder / ".gitignore").write_text("*.bin\n")
+    subprocess.run(["git", "init", "-q", "."], cwd=folder, check=True)
+    code, rows, _errors = checked(folder)
+    assert (code, "but was not sent, because git ignores it" in rows["runs"]["detail"]) == (6, True)
+    assert rows["runs"]["detail"].endswith("write workload.data: [data/]")
+    assert checked(folder, "--data", "data")[0] == 0
+
+
+SPEC = {
+    "ablation": "mine",
+    "question": "Is it better?",
+    "workload": {
+        "command": ["python", "train.py", "--seed", "{seed}"],
+        "code": ".",
+        "steps": {"warmup": 2, "timed": 40},
+    },
+    "variants": {"slow": {"args": ["--step", "0.02"]}},
+    "design": {"seeds": 6, "blocks": {"count": 6}},
+    "placement": {"node_class": "cpu"},
+    "verdict": {"primary": {"metric": "tokens_per_s", "margin": "1%"}},
+}
+
+
+def checked_spec(folder: Path, **workload: Any) -> tuple[int, dict[str, Any], str]:
+    primary = workload.pop("primary", SPEC["verdict"])
+    values = {**SPEC, "workload": {**dict(SPEC["workload"]), **workload}, "verdict": primary}  # type: ignore[call-overload]
+    (folder / "mine.json").write_text(json.dumps(values))
+    done = subprocess.run(
+        [*ABLATE, "check", "--json", "mine.json"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+
+
+def test_every_arm_of_a_spec_is_checked_and_a_block_is_estimated(tmp_path: Path) -> None:
+    code, answer, errors = checked_spec(write_program(tmp_path / "code"))
+    assert code == 0, errors
+    assert [check["name"] for check in answer["checks"]] == ["baseline", "slow", "quiet"]
+    assert (answer["marks"], answer["blocks"]) == ("tokens", 6)
+    assert answer["longest_s"] > 36 * 0.02 * 0.8, "the rest of the slow arm's steps"
+    assert answer["block_s"] > answer["longest_s"]
+
+
+def test_a_spec_is_checked_by_printed_lines_and_by_the_whole_process(tmp_path: Path) -> None:
+    prints = write_program(tmp_path / "code", "import sys; print(f'step 1\\nval loss: {len(sys.argv)}.5')")
+    metrics = {"val": {"better": "lower", "line": "val loss: {}"}}
+    by_val = {"primary": {"metric": "val", "margin": "1%"}}
+    code, answer, _errors = checked_spec(prints, metrics=metrics, primary=by_val)
+    rows = {check["name"]: check for check in answer["checks"]}
+    assert (code, answer["marks"]) == (6, "process")
+    assert "val=3.5" in rows["baseline"]["detail"]
+    assert "every block would report the same; pass the seed" in rows["seed"]["detail"]
+    wrong = {"val": {"better": "lower", "line": "loss of validation {}"}}
+    code, answer, _errors = checked_spec(prints, metrics=wrong, primary=by_val)
+    assert (code, "did not report 'val'" in answer["checks"][0]["detail"]) == (6, True)
+    code, answer, _errors = checked_spec(prints, primary={"primary": {"metric": "process_s", "margin": "1%"}})
+    assert (code, "process_s" in answer["checks"][0]["detail"]) == (0, True)
+    code, answer, _errors = checked_spec(prints)
+    assert (code, "marked no steps" in answer["checks"][0]["detail"]) == (6, True)
+
+
+@pytest.mark.parametrize(
+    ("workload", "words"),
+    [({"code": "none"}, "#/workload/code"), ({"data": ["none.bin"]}, "there is no 'none.bin' beside the spec")],
+)
+def test_a_spec_that_cannot_be_packed_is_not_run(tmp_path: Path, workload: dict[str, Any], words: str) -> None:
+    code, _answer, errors = checked_spec(write_program(tmp_path / "code"), **workload)
+    assert (code, words in errors) == (5, True), errors
 
 
 def test_the_limit_of_a_file_is_the_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,8 @@ def test_failed_ablation_is_judged_too(api: Api) -> None:
     assert verdict["blocks_counted"] == 0
     trials = api.get(f"/v1/ablations/{made['id']}/trials?limit=100").json()["items"]
     assert {(trial["state"], trial["reason"]) for trial in trials} == {
-        ("failed", "user_error: broken (user_error 1 of 1)")
+        ("failed", "user_error: broken (user_error 1 of 1)"),
+        ("cancelled", "the first block failed: broken"),
     }
     assert {variant["verdict"] for variant in verdict["variants"]} <= {"failed", "invalid", "inconclusive"}
 

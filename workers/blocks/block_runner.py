@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ablate.experiments.analysis.guards import block_problems, order_problems
 from ablate.experiments.design.kinds.kind import ArmConfig
+from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.documents import write_whole
 from ablate.experiments.outcomes import BASELINE, FailureClass
 from ablate.experiments.records.identity import ClaimedBlock, ClaimedTrial
@@ -22,7 +23,8 @@ from ablate.model.config import StepsConfig
 from ablate.workers.blocks.code_cache import CodeCache
 from ablate.workers.blocks.receipt import TrialRecord, dead_gate, how_far
 from ablate.workers.blocks.slices import SlicedBlock, SlicedTrial
-from ablate.workers.blocks.surroundings import Quiet, Surroundings, busiest, changes, look_around
+from ablate.workers.blocks.surroundings import Patience, Quiet, Surroundings, busiest, changes, look_around
+from ablate.workers.commands.code_copy import data_problem, private_places
 from ablate.workers.devices.node_health import ReleaseProof
 from ablate.workers.errors import BlockBroken, BlockStopped
 from ablate.workers.isolation.environment import chosen_caches
@@ -66,6 +68,8 @@ class NodeContext:
     """Files and folders that stay closed to trials."""
     code_roots: tuple[Path, ...] | None = None
     """As `corpus_roots`, for the code of commands."""
+    data_roots: tuple[Path, ...] | None = None
+    """As `corpus_roots`, for the data of commands."""
     code_cache: CodeCache | None = None
     """Archives of code that was sent; None where nothing can be fetched."""
     environments: Mapping[str, Path] = field(default_factory=dict)
@@ -83,6 +87,7 @@ class BlockRunner:
         self._prepared: dict[str, Path] = {}
         """Dataset folders of the running block, by the part of a configuration that decides their content. The next
         block reads its corpus again, because files may have changed."""
+        self._patience = Patience()
         self._changed: str | None = None
         """Which software of this node changed since the start of this process, after the last block."""
         self.node_id = context.node_id
@@ -151,8 +156,9 @@ class BlockRunner:
         self._wait_for_quiet(block, lease, output, first=trial is block.trials[0])
         before = self._look_around(trial)
         ending = self._run(order, lease, timeout_s=trial.timeout_s, arm=trial.arm)
-        output.end(trial.trial_id)
-        return self._record(block, trial, before, ending)
+        receipt = self._record(block, trial, before, ending)
+        output.end(trial.trial_id, failure=_failure(receipt))
+        return receipt
 
     def _in_slices(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
         self._check_quarantine()
@@ -167,8 +173,9 @@ class BlockRunner:
         def ended(trial: ClaimedTrial, ending: Ending) -> None:
             self._context.proof.survived(ending.survivors)
             self._check(ending, trial.arm)
-            output.end(trial.trial_id)
-            receipts[trial.trial_id] = self._record(block, trial, before[trial.trial_id], ending, own=sliced.pids)
+            receipt = self._record(block, trial, before[trial.trial_id], ending, own=sliced.pids)
+            output.end(trial.trial_id, failure=_failure(receipt))
+            receipts[trial.trial_id] = receipt
 
         trials = [
             SlicedTrial(
@@ -200,7 +207,7 @@ class BlockRunner:
                 raise BlockStopped(reason)
 
         most_s = self._context.quiet_s if first else min(self._context.quiet_s, BETWEEN_TRIALS_S)
-        Quiet(pause=pause, says=output.waits).wait(block.max_foreign_load, most_s=most_s)
+        self._patience.wait(Quiet(pause=pause, says=output.waits), block.max_foreign_load, most_s=most_s)
 
     def _look_around(self, trial: ClaimedTrial) -> Surroundings:
         return look_around(self._context.node.devices, trial.config.devices)
@@ -264,12 +271,14 @@ class BlockRunner:
             locks=self._context.node.devices.locks("trainer", number=workload.devices),
             corpus_roots=self._context.corpus_roots,
             code_roots=self._context.code_roots,
+            data_roots=self._context.data_roots,
             cold_caches=block.cold_caches,
             profile=block.profile,
             trace=block.block_index == 0,
         )
         if self._node_class.compiles_only:  # reads no data
             return order
+        self._check_data(workload)
         order = replace(order, program_prefix=self._prefix_of(workload), secrets=self._secrets_of(workload))
         if workload.prepared is None:
             return order
@@ -290,6 +299,13 @@ class BlockRunner:
             detail = f"this node has no Python environment '{workload.environment}'; it has: {names}"
             raise BlockBroken(FailureClass.INFRA_NODE, detail)
         return prefix
+
+    def _check_data(self, workload: ArmConfig) -> None:
+        """Raise BlockBroken if a program may not read its data on this node."""
+        if isinstance(workload, ProgramArm) and workload.data:
+            problem = data_problem(workload, self._context.data_roots, self._context.secrets)
+            if problem is not None:
+                raise BlockBroken(FailureClass.USER_ERROR, problem)
 
     def _secrets_of(self, workload: ArmConfig) -> dict[str, str]:
         """Return the secrets of its program by name. Raises BlockBroken if this node lacks one."""
@@ -334,7 +350,7 @@ class BlockRunner:
         return ending
 
     def _isolated(self, order: TrialOrder) -> TrialOrder:
-        return order.isolated(self._context.secrets) if self._context.node.isolates else order
+        return order.isolated((*self._context.secrets, *private_places())) if self._context.node.isolates else order
 
     def _check_quarantine(self) -> None:
         if self.quarantine is not None:
@@ -351,6 +367,10 @@ class BlockRunner:
             raise BlockBroken(FailureClass.INFRA_NODE, f"processes {list(ending.survivors)} survived SIGKILL", arm=arm)
         if ending.stopped not in _OF_THE_TRIAL:
             raise BlockStopped(ending.stopped)
+
+
+def _failure(receipt: Receipt) -> str | None:
+    return None if receipt.failure_class is None else f"{receipt.failure_class}: {receipt.message}"
 
 
 _OF_THE_TRIAL = (None, StopReason.TIMEOUT, StopReason.OUTPUT_LIMIT, StopReason.PROCESS_LIMIT)

@@ -199,6 +199,18 @@ class Quiet:
         return False
 
 
+class Patience:
+    """How long a worker waits for quiet cores: after a wait in vain it only looks, until the cores are quiet again."""
+
+    def __init__(self) -> None:
+        self._was_in_vain = False
+
+    def wait(self, quiet: Quiet, limit: float, *, most_s: float) -> None:
+        """Wait for quiet cores, at most for so long."""
+        most_s = min(most_s, FIRST_LOOK_S) if self._was_in_vain else most_s
+        self._was_in_vain = not quiet.wait(limit, most_s=most_s)
+
+
 class _Names:
     """The names of the processes that used most processor time lately."""
 

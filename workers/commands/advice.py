@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.workers.environment_variables import with_readable
+from ablate.workers.paths import is_allowed
 from ablate.workers.trials.failures import MESSAGE_LIMIT
 from ablate.workers.trials.result import TrialOrder
 
@@ -27,6 +28,14 @@ _DENIED = re.compile(
     r"(?:Permission denied|Read-only file system): ['\"](/[^'\"]+)['\"]"
     r"|(?<![^\s'\"])(/[^\s:'\"]+)['\"]?: (?:\[Errno \d+\] )?(?:Permission|Read-only)"
 )
+_MISSING = re.compile(
+    r"No such file or directory: b?(?:'([^']+)'|\"([^\"]+)\"|([^\s'\";,)]+))"
+    r"|(?<![^\s'\"])([^\s:'\"]+)['\"]?: (?:\[Errno 2\] )?No such file or directory(?!:)"
+    r"|name = '([^']+)', errno = 2\b"
+)
+"""The last one is of HDF5."""
+_FEW = 2
+"""Parts of the path of a folder that is too large to be opened for one file, such as /home."""
 _MAPPING = re.compile(r"^MAPPING\b[^=\n]*=\s*(\{.*?\})", re.MULTILINE | re.DOTALL)
 _NO_MARKS = "marked no steps"
 _OUR_MODULE = "ablate"
@@ -46,6 +55,12 @@ class ProgramPlace:
     """PYTHONPATH of the spec."""
     writable: Path
     """Folder of the trial."""
+    origin: Path | None = None
+    """The folder from which the code was packed; None if it is not known here."""
+    data: Sequence[Path] = ()
+    """Places of the spec's data beside the code."""
+    data_roots: Sequence[Path] | None = None
+    """What this node lets a spec name as data; None for any path."""
     hidden: tuple[Path, ...] = ()
     """Folders that no setting opens."""
 
@@ -58,12 +73,16 @@ class ProgramPlace:
             prefix=Path(sys.prefix) if order.program_prefix is None else order.program_prefix,
             search_path=config.env.get("PYTHONPATH", ""),
             writable=order.paths.folder,
+            origin=order.origin,
+            data=[Path(one["at"]) for one in config.data if not isinstance(one, str)],
+            data_roots=order.data_roots,
             hidden=() if order.isolation is None else order.isolation.hidden,
         )
 
     def advised(self, message: str) -> str:
         """Return the message of a failure with advice, if there is any."""
-        sentences = islice(dict.fromkeys(chain(self._of_names(message), self._of_files(message))), _MOST_SENTENCES)
+        found = chain(self._of_names(message), self._of_files(message), self._of_missing_files(message))
+        sentences = islice(dict.fromkeys(found), _MOST_SENTENCES)
         return "; ".join([message, *sentences])[:MESSAGE_LIMIT]
 
     @cached_property
@@ -111,16 +130,38 @@ class ProgramPlace:
         for path in (Path(first or second) for first, second in _DENIED.findall(message)):
             folder = path if path.is_dir() else path.parent
             if _is_closed(path) or _is_closed(folder):
-                yield f"the file is in {folder}, {self._how_to_open(folder)}"
+                yield f"the file is in {folder}, {self._how_to_open(folder if len(folder.parts) > _FEW else path)}"
             elif not path.is_relative_to(self.writable) and _user_may_write(folder):
                 yield f"a trial may write only below its own folder: use trial.out, or {{out}} in an argument ({path})"
+
+    def _of_missing_files(self, message: str) -> Iterator[str]:
+        """Yield advice about files that the program looks for beside its code, and that were not sent."""
+        for match in _MISSING.findall(message):
+            name = self._beside_the_code(next(filter(None, match)))
+            if name is not None:
+                entry = name if name.parent == Path() else f"{name.parent}/"
+                if self.origin is not None and (self.origin / name).exists():
+                    why = f"{name} is in {self.origin.absolute()}, but was not sent, because git ignores it"
+                else:
+                    why = f"the sent code has no {name}, and files that git ignores are not sent"
+                yield f"{why}: to read it where it is, write workload.data: [{entry}]"
+
+    def _beside_the_code(self, text: str) -> Path | None:
+        """Return the path below the folder of the code that a program named; None for another, or one that is there."""
+        place = Path(os.path.normpath(text))
+        if place.is_absolute() and place.is_relative_to(self.writable / "code"):
+            place = place.relative_to(self.writable / "code")
+        if self.code is None or place.is_absolute() or ".." in place.parts or (self.code / place).exists():
+            return None
+        return None if any(place.is_relative_to(one) for one in self.data) else place
 
     def _how_to_open(self, folder: Path) -> str:
         if any(folder.resolve().is_relative_to(one.resolve()) for one in self.hidden):
             return "a folder with the worker's keys, which stays closed to trials: move the files elsewhere"
-        return (
-            f"which is closed to trials: start the worker with {with_readable(folder)}, or send the files with the code"
-        )
+        how = f"which is closed to trials: write workload.data: [{folder}]"
+        if is_allowed(folder, self.data_roots):
+            return how
+        return f"{how}, once this node's operator has started the worker with {with_readable(folder)}"
 
     def _sources(self, name: str) -> Iterator[Path]:
         """Yield the folders outside of the environment from which it imports `name`."""

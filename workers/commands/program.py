@@ -28,6 +28,7 @@ from ablate.experiments.system.processes import descendants_of, die_with_parent,
 from ablate.model.errors import DataError
 from ablate.model.measurements import Step
 from ablate.workers.commands.advice import ProgramPlace
+from ablate.workers.commands.code_copy import link_data
 from ablate.workers.commands.device_samples import DeviceSamples
 from ablate.workers.commands.printed_results import ProgramOutput
 from ablate.workers.commands.program_end import ProgramEnd, ProgramWatch, not_finite, program_failure
@@ -60,6 +61,7 @@ def run_program(order: TrialOrder) -> TrialResult:
     """Run the command of `order` to its end and return its result, which may be a failure."""
     config = order.program
     folder, out = _own_folder(order), order.paths.folder / "out"
+    link_data(config, folder)
     out.mkdir()
     receiver, mask = ProgramSocket(), Mask(order.secrets)
     marks, oom_before, began = ProgramMarks(config, mask), failures.kernel_oom_kills(), time.monotonic()

@@ -306,7 +306,11 @@ def _problems(ranks: Mapping[int, ProgramRank], config: ProgramArm) -> Iterator[
     yield from _mark_problems(ranks, config, world)
     wrong = next((n for n, rank in ranks.items() if rank.seed not in (None, config.seed)), None)
     if wrong is not None:
-        yield f"{_who(wrong, world)} trained with seed {ranks[wrong].seed}; the block has seed {config.seed}"
+        own, hint = (
+            ranks[wrong].seed,
+            "" if config.takes_seed else ": pass it, as in --seed '{seed}', or read trial.seed",
+        )
+        yield f"{_who(wrong, world)} trained with seed {own}; the block has seed {config.seed}{hint}"
     for what in ("interpreter", "packages"):
         values = {number: getattr(rank, what) for number, rank in ranks.items()}
         if len(set(values.values())) > 1:

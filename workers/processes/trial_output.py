@@ -12,7 +12,7 @@ from statistics import median
 
 from pydantic import BaseModel, StrictInt
 
-from ablate.experiments.records.messages import LogChunk, TrialProgress
+from ablate.experiments.records.messages import MOST_FAILURE, LogChunk, TrialProgress
 from ablate.workers.isolation.node_secrets import Mask
 from ablate.workers.lease import StopReason
 from ablate.workers.paths import TrialPaths, open_plain
@@ -111,6 +111,8 @@ class TrialOutput:
         self.log = LogTail(trial_id, paths.log, mask)
         self.is_over = False
         """Whether its process has ended."""
+        self.failure: str | None = None
+        """Why it has no measurement."""
         self._trial_id = trial_id
         self._steps = paths.steps
         self._steps_total = steps_total
@@ -125,7 +127,7 @@ class TrialOutput:
         """Return the progress of the trial, None if the service has it."""
         if self.sent.over:
             return None
-        now = self.progress().model_copy(update={"over": self.is_over})
+        now = self.progress().model_copy(update={"over": self.is_over, "failure": self.failure})
         return None if now == self.sent else now
 
     def progress(self) -> TrialProgress:
@@ -194,9 +196,10 @@ class BlockOutput:
         with self._lock:
             return self._waiting
 
-    def end(self, trial_id: str) -> None:
-        """Note that the process of a trial has ended."""
+    def end(self, trial_id: str, *, failure: str | None = None) -> None:
+        """Note that the process of a trial has ended, and why it has no measurement."""
         with self._lock:
+            self._trials[trial_id].failure = failure and failure[:MOST_FAILURE]
             self._trials[trial_id].is_over = True
             self._trials[trial_id].log.is_whole = True
 

@@ -79,6 +79,10 @@ class TrialOrder:
     """Folders of this node that may contain a corpus; None for any."""
     code_roots: tuple[Path, ...] | None = None
     """Folders of this node that may contain the code of commands; None for any."""
+    data_roots: tuple[Path, ...] | None = None
+    """Files and folders of this node that may contain their data; None for any."""
+    origin: Path | None = None
+    """Folder from which the code was packed, if this machine's user packed it just now."""
     isolation: Isolation | None = None
     """What the process may use; None on a node that isolates no trials."""
 

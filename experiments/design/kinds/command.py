@@ -21,6 +21,7 @@ from ablate.experiments.design.workload import (
     ARCHIVE,
     COMMAND,
     Commit,
+    DataBeside,
     RepositoryCommit,
     SentCode,
     SpecPart,
@@ -87,6 +88,7 @@ def _drafts(spec: AblationSpec) -> Iterator[Draft]:
         args=base.args,
         env={**workload.env, **base.env},
         code=_plain(workload.code),
+        data=tuple(one.model_dump() if isinstance(one, DataBeside) else one for one in workload.data),
         environment=workload.environment,
         **shared_fields(spec),
     )
@@ -148,13 +150,7 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     if spec.baseline.gates:
         detail = "gates belong to recipes; this workload is a command"
         yield SpecProblem(pointer=pointer("baseline", "gates"), detail=detail, hint="use args or env")
-    for where, code in code_of(spec):
-        named = code.git if isinstance(code, RepositoryCommit) else code
-        if isinstance(named, str) and not named.startswith("/"):
-            detail = f"code {shown(named)} is a folder of the submitter, which nothing has packed and sent"
-            yield SpecProblem(
-                pointer=where, detail=detail, hint="submit the file with `ablate run`, or send an archive"
-            )
+    yield from _relative_problems(spec)
     for name, own in spec.variants.items():
         if own.gates is not None:
             detail = "gates belong to recipes; this workload is a command"
@@ -171,6 +167,22 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         where, detail = pointer("workload", "command"), f"{HIDDEN_FAILURES}, and process_s decides"
         yield SpecProblem(pointer=where, detail=detail, hint="write [bash, -o, pipefail, -c, ...]")
     yield from kernel_problems(spec)
+
+
+def _relative_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find folders of the submitter, which its client has to replace."""
+    for where, code in code_of(spec):
+        named = code.git if isinstance(code, RepositoryCommit) else code
+        if isinstance(named, str) and not named.startswith("/"):
+            detail = f"code {shown(named)} is a folder of the submitter, which nothing has packed and sent"
+            yield SpecProblem(
+                pointer=where, detail=detail, hint="submit the file with `ablate run`, or send an archive"
+            )
+    for number, data in enumerate(spec.workload.data):
+        if isinstance(data, str) and not data.startswith("/"):
+            detail = f"data {shown(data)} is a path of the submitter, which nothing has made absolute"
+            hint = "submit the file with `ablate run`, or write an absolute path on the node"
+            yield SpecProblem(pointer=pointer("workload", "data", str(number)), detail=detail, hint=hint)
 
 
 def _secret_problems(spec: AblationSpec) -> Iterator[SpecProblem]:

@@ -214,7 +214,7 @@ class ArmConfig(ABC):
 
     @property
     def libraries(self) -> tuple[Path, ...]:
-        """Folders of code that the trial itself reads besides the system's and the worker's."""
+        """Files and folders that the trial itself reads besides the system's and the worker's."""
         return ()
 
     @property

@@ -39,6 +39,8 @@ class ProgramArm(ArmConfig):
     """Names of variables that the node takes from its store of secrets."""
     code: str | Mapping[str, str] | None = None
     """A folder on the node, {git, commit}, {archive}, or None without files."""
+    data: Annotated[tuple[str | Mapping[str, str], ...], Field(exclude_if=lambda value: not value)] = ()
+    """Files and folders of the node that it reads: absolute paths, or {path, at} for one beside its code."""
     environment: str | None = None
     """A Python environment that the node's operator has named."""
     metrics: Mapping[str, Literal["higher", "lower"]] = field(default_factory=dict)
@@ -94,10 +96,20 @@ class ProgramArm(ArmConfig):
         return self.code.get(ARCHIVE) if isinstance(self.code, Mapping) else None
 
     @property
+    def libraries(self) -> tuple[Path, ...]:
+        """The files and folders of its data."""
+        return tuple(Path(one if isinstance(one, str) else one["path"]) for one in self.data)
+
+    @property
     def sources(self) -> tuple[Path, ...]:
         """The folder or repository of the program's code; an archive lies in the folder of prepared data."""
         source = self.code.get("git") if isinstance(self.code, Mapping) else self.code
         return () if source is None else (Path(source),)
+
+    @property
+    def takes_seed(self) -> bool:
+        """Whether an argument has the block's seed."""
+        return any("{seed}" in argument for argument in (*self.command, *self.args))
 
     def argv(self, *, out: str) -> list[str]:
         """Return the program and its arguments with placeholders filled in."""

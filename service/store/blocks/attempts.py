@@ -188,8 +188,9 @@ def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequ
             transitions.move([row.id], TrialState.QUEUED, TrialState.RUNNING, reason="started", **columns)
         elif moments or row.steps_done != item.steps_done:
             connection.execute(update(trials).where(trials.c.id == row.id).values(**columns))
-        if row.state != TrialState.QUEUED and row.steps_done != item.steps_done:
-            transitions.add_event(EventKind.TRIAL_PROGRESS, row.id, reason="heartbeat", data=values)
+        failure = {"failure": storable(item.failure)} if item.failure and "over_at" in moments else {}
+        if failure or (row.state != TrialState.QUEUED and row.steps_done != item.steps_done):
+            transitions.add_event(EventKind.TRIAL_PROGRESS, row.id, reason="heartbeat", data=values | failure)
     transitions.flush()
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import bindparam, select
 from ablate.experiments.design.plan import Plan
 from ablate.experiments.digest import canonical_json, digest
 from ablate.experiments.errors import SpecProblem
+from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records import identity
 from ablate.experiments.records.identity import (
     UNFENCED,
@@ -29,7 +30,7 @@ from ablate.service.store.access import keys
 from ablate.service.store.blocks.attempts import breaks_of, find_attempt
 from ablate.service.store.blocks.reports import VerifiedReceipt
 from ablate.service.store.session import Store
-from ablate.service.store.tables import ablations, attempts, blocks, trials
+from ablate.service.store.tables import ablations, attempts, blocks, storable, trials
 
 _CLAIMED = (
     select(
@@ -124,11 +125,19 @@ def _problems(report: BlockReport, expected: dict[str, dict[str, Any]]) -> Itera
         yield SpecProblem(pointer="#/receipts", detail=f"no receipt for trial {trial_id}", hint="report a block whole")
 
 
+def failure_text(receipt: Mapping[str, Any]) -> str | None:
+    """Return class and message of a receipt without a measurement, None of a measured one."""
+    if receipt["outcome"] == Outcome.MEASURED:
+        return None
+    return storable(f"{receipt['failure_class'] or receipt['outcome']}: {receipt['message'] or 'no reason given'}")
+
+
 def verified(receipt: dict[str, Any]) -> VerifiedReceipt:
     """Convert a verified receipt for the store."""
     return VerifiedReceipt(
         trial_id=receipt["ids"]["trial"],
         outcome=receipt["outcome"],
+        failure=failure_text(receipt),
         arm_digest=receipt["digests"]["arm"],
         wall_s=float(receipt["wall_s"]),
         digest=receipt["digest"],

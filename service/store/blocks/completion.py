@@ -1,4 +1,4 @@
-"""The end of an ablation: its last block, a spent budget or a cancellation ends it.
+"""The end of an ablation: its last block, a first block that compares nothing, a spent budget or a cancellation.
 
 Every step that ends a block calls `complete_if_done`, which moves the ablation on and asks for its verdict or report.
 """
@@ -9,20 +9,31 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, func, select
 
-from ablate.experiments.outcomes import BASELINE, VARIANT, AblationState, BlockState, Outcome, TrialState
+from ablate.experiments.outcomes import (
+    BASELINE,
+    VARIANT,
+    AblationState,
+    AttemptState,
+    BlockState,
+    FailureClass,
+    Outcome,
+    TrialState,
+)
 from ablate.experiments.reporting import wording
 from ablate.experiments.retries import budget_spent
 from ablate.service.lifecycle import OVER, OutboxKind
 from ablate.service.store import outbox
 from ablate.service.store.blocks.transitions import Transitions
 from ablate.service.store.nodes.placement import BUSY_DEVICES
-from ablate.service.store.tables import ablations, blocks, db_now, receipts, trials
+from ablate.service.store.tables import ablations, attempts, blocks, db_now, receipts, trials
 
 NOT_SHOWN: dict[str, None] = {"mlflow_experiment_id": None, "mlflow_run_id": None}
 """Columns of an ablation that MLflow does not show, or not in full."""
 _NAMED_ARMS = 3
 """Arms without measurements that an event names, each with an outcome."""
 _REASON_CHARACTERS = 200
+_MAY_BE_CHANCE = (Outcome.MEASURED, Outcome.INVALID)
+"""Outcomes in a first block after which the next blocks run."""
 
 
 def complete_if_done(connection: Connection, ablation_id: str) -> None:
@@ -33,7 +44,7 @@ def complete_if_done(connection: Connection, ablation_id: str) -> None:
     row = _lock_counters(connection, ablation_id)
     if row.state in OVER:
         return
-    if _stop_when_spent(connection, row):
+    if _stop_early(connection, row):
         row = _lock_counters(connection, ablation_id)
     if row.blocks_queued + row.blocks_running == 0:
         if row.blocks_held == 0:
@@ -50,19 +61,58 @@ def _lock_counters(connection: Connection, ablation_id: str) -> Row[Any]:
     return connection.execute(query.where(ablations.c.id == ablation_id).with_for_update(key_share=True)).one()
 
 
-def _stop_when_spent(connection: Connection, row: Row[Any]) -> bool:
-    """Cancel the waiting blocks once all attempts, broken ones included, have used the device minutes up.
+def _stop_early(connection: Connection, row: Row[Any]) -> bool:
+    """Cancel the waiting blocks once the device minutes are used up, or the first block leaves nothing to compare.
 
     Skips a block that is being claimed at this moment, because blocks are locked before their ablation. Returns whether
-    the minutes are used up while blocks wait.
+    there is such a reason while blocks wait.
     """
-    reason = budget_spent(row.devices * row.device_s / 60, row.device_minutes)
-    if reason is None or row.blocks_queued + row.blocks_held == 0:
+    if row.blocks_queued + row.blocks_held == 0:
+        return False
+    used_minutes = row.devices * row.device_s / 60  # of broken attempts, too
+    reason = budget_spent(used_minutes, row.device_minutes) or _first_block_problem(connection, row)
+    if reason is None:
         return False
     transitions = Transitions(connection, row.id, actor="service", locked=AblationState(row.state))
     cancel_blocks(connection, transitions, row.id, lock_waiting(connection, row.id, wait=False), reason=reason)
     transitions.flush()
     return True
+
+
+def _first_block_problem(connection: Connection, row: Row[Any]) -> str | None:
+    """Return why the first block to end leaves nothing to compare; None if it does not, or is not the only one.
+
+    One trial without a measurement keeps its variant from every verdict, and one of the baseline keeps all of them, so
+    further blocks would change no answer.
+    """
+    if row.blocks_done == 0 and row.blocks_failed == 1:
+        return _unprepared(connection, row.id)
+    if row.blocks_done != 1:
+        return None
+    baseline_first = trials.c.role != BASELINE, trials.c.position
+    query = select(trials.c.id, trials.c.arm, trials.c.role, trials.c.outcome)
+    query = query.where(trials.c.ablation_id == row.id, trials.c.outcome.is_not(None)).order_by(*baseline_first)
+    ends = connection.execute(query).all()
+    failed = [end for end in ends if end.outcome not in _MAY_BE_CHANCE]
+    variants = {end in failed for end in ends if end.role == VARIANT}
+    if not any(end.role == BASELINE for end in failed) and variants != {True}:
+        return None
+    ids = [end.id for end in failed]
+    payloads = select(receipts.c.payload).join(trials, trials.c.id == receipts.c.trial_id).where(trials.c.id.in_(ids))
+    messages = [json.loads(one)["message"] for one in connection.execute(payloads.order_by(*baseline_first)).scalars()]
+    alike = len(failed) == len(ends) and len(set(messages)) == 1
+    who = "every arm" if alike else failed[0].arm
+    return f"{who} {failed[0].outcome} in the first block: {wording.shorten(str(messages[0]), _REASON_CHARACTERS)}"
+
+
+def _unprepared(connection: Connection, ablation_id: str) -> str | None:
+    """Return why the code or data of the first block could not be prepared, if every block would fail by it."""
+    ours = attempts.c.ablation_id == ablation_id, attempts.c.state == AttemptState.BROKEN
+    columns = attempts.c.failure_class, attempts.c.arm, attempts.c.message
+    last = connection.execute(select(*columns).where(*ours).order_by(attempts.c.started_at.desc()).limit(1)).first()
+    if last is None or last.arm is not None or not FailureClass(last.failure_class).rule.is_result:
+        return None
+    return f"the first block failed: {wording.shorten(last.message, _REASON_CHARACTERS)}"
 
 
 def lock_waiting(connection: Connection, ablation_id: str, *, wait: bool) -> list[Row[Any]]:

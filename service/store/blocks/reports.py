@@ -4,7 +4,7 @@ Follows `attempts` and leads to `completion`. A result that comes after its leas
 other attempt has claimed the block; after that it changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ from sqlalchemy import Connection, Row, bindparam, insert, update
 
 from ablate.experiments.outcomes import AttemptState, BlockState, TrialState
 from ablate.experiments.records.identity import BlockReport
+from ablate.experiments.reporting import wording
 from ablate.service.errors import StaleToken
+from ablate.service.lifecycle import REPORTED
 from ablate.service.store.blocks.attempts import (
     AttemptFailure,
     LockedAttempt,
@@ -38,6 +40,8 @@ class VerifiedReceipt:
 
     trial_id: str
     outcome: str
+    failure: str | None
+    """Class and message of a trial without a measurement."""
     arm_digest: str
     wall_s: float
     digest: str
@@ -97,26 +101,39 @@ def store_block(
         raise StaleToken(f"block {block.id} has {len(locked.trials)} trials, the report {len(verified)} receipts")
     _insert_receipts(connection, locked, verified)
     transitions = Transitions(connection, block.ablation_id, actor=locked.attempt.node_id)
-    for state in (TrialState.QUEUED, TrialState.RUNNING):
-        ids = [row.id for row in locked.trials if row.state == state]
-        transitions.move(ids, state, TrialState.DONE, reason="reported")
+    failures = {item.trial_id: item.failure for item in verified if item.failure is not None}
+    for row in locked.trials:
+        transitions.move([row.id], TrialState(row.state), TrialState.DONE, reason=failures.get(row.id, REPORTED))
     ended_at = locked.attempt.ended_at  # of a late result, or of an imported attempt, which has no lease
     if ended_at is None:
         ended_at = end_moment(block.lease_until, locked.attempt.started_at)
     ended = {"ended_at": ended_at, "report_digest": report_digest}
     before = AttemptState(locked.attempt.state)
-    transitions.move([locked.attempt.id], before, AttemptState.DONE, reason="reported", **ended)
+    transitions.move([locked.attempt.id], before, AttemptState.DONE, reason=REPORTED, **ended)
     values = {"lease_until": None, "limit_at": None, "finished_at": db_now(), "message": None}
-    transitions.move([block.id], BlockState.RUNNING, BlockState.DONE, reason="reported", **values)
+    reason = _measured(locked.trials, failures)
+    transitions.move([block.id], BlockState.RUNNING, BlockState.DONE, reason=reason, **values)
     transitions.flush()
     forget_progress(connection, locked)
     complete_if_done(connection, block.ablation_id)
     return BlockState.DONE
 
 
+def _measured(block: Sequence[Row[Any]], failures: Mapping[str, str]) -> str:
+    """Return "reported", or how many trials were measured and which arms failed."""
+    failed = [row.arm for row in block if row.id in failures]
+    if not failed:
+        return REPORTED
+    number = len(block) - len(failed)
+    return f"{number or 'none'} of {len(block)} trials measured; {wording.listed(failed)} failed"
+
+
 def _insert_receipts(connection: Connection, locked: LockedAttempt, verified: Sequence[VerifiedReceipt]) -> None:
     own = {"ablation_id": locked.block.ablation_id, "attempt_id": locked.attempt.id}
-    rows = [own | {name: value for name, value in vars(item).items() if name != "outcome"} for item in verified]
+    rows = [
+        own | {name: value for name, value in vars(item).items() if name not in {"outcome", "failure"}}
+        for item in verified
+    ]
     connection.execute(insert(receipts), rows)
     of_trial = update(trials).where(trials.c.id == bindparam("trial"))
     connection.execute(

@@ -55,7 +55,35 @@ def test_an_attempt_without_a_result_is_shown_with_its_reason(came_from: str, we
         _event("block.state", "blk_1", **{"from": came_from}, to=went_to, reason="disturbed: others took 70%")
     )
     line = f"10:11:12  block 1/6: {went_to} (disturbed: others took 70%)"
-    assert followed.discarded == ([line] if shown else [])
+    assert followed.problems == ([line] if shown else [])
+
+
+def test_a_failure_of_a_trial_is_shown_once_as_it_happens_and_again_in_the_next_attempt() -> None:
+    followed = _followed()
+    why = "user_error: PermissionError: [Errno 13]"
+    line = f"10:11:12  block 1/6: psiv-on failed: {why}"
+    followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 0, "failure": why}))
+    assert followed.problems == [line]
+    followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 0, "failure": why}))
+    followed.apply(_event("trial.state", "trl_1", to="done", reason=why))
+    assert followed.lines == followed.problems == [line]
+    followed.apply(_event("trial.state", "trl_1", to="queued", reason="disturbed: others took 70%"))
+    followed.apply(_event("trial.state", "trl_1", to="done", reason=why))
+    assert followed.problems == [line, line]
+
+
+def test_blocks_that_are_cancelled_for_one_reason_are_one_line() -> None:
+    rows = [trial_row(id=f"trl_{number}", block_id=f"blk_{number}", block_index=number) for number in range(6)]
+    followed = FollowedAblation.of(ablation_row(), rows)
+    for number in range(1, 6):
+        followed.apply(_event("block.state", f"blk_{number}", to="cancelled", reason="every arm failed"))
+    assert followed.lines == ["10:11:12  block 2/6: cancelled (every arm failed)"]
+
+
+def test_a_measured_trial_is_no_problem() -> None:
+    followed = _followed()
+    followed.apply(_event("trial.state", "trl_1", to="done", reason="reported"))
+    assert (followed.lines, followed.problems) == ([], [])
 
 
 @pytest.mark.parametrize("state", ["done", "failed", "cancelled", "queued"])
@@ -74,6 +102,19 @@ def test_a_block_that_runs_no_more_has_no_steps(state: str) -> None:
 
 def test_followed_ablation_says_what_a_queued_ablation_waits_for() -> None:
     assert _followed(state="queued", waiting_for="a free node").trial_text == "waits for a free node"
+
+
+def test_a_wait_whose_numbers_change_is_one_wait() -> None:
+    quiet = (
+        "quiet: others take {}% of the cores' time (busiest: {}); it waits at most {} s more (block {} on node 'vm')"
+    )
+    waits = {
+        _followed(waiting_for=quiet.format(*values)).waits_for for values in ((70, "xz", 52, 1), (100, "a:b", 1, 2))
+    }
+    assert waits == {"quiet"}
+    node = "a free node of class 'cpu' ({} live, {} blocks ahead in the queue)"
+    assert len({_followed(waiting_for=node.format(*values)).waits_for for values in ((1, 0), (2, 14))}) == 1
+    assert _followed(waiting_for=None).waits_for == ""
 
 
 def test_followed_ablation_is_silent_when_it_is_over() -> None:

@@ -49,6 +49,69 @@ def expected(values: dict[str, Any], lab: Path) -> dict[str, Any]:
     return replaced
 
 
+DATA = ("one", "./two/train.py", "sub/../é 漢", ".", "sub/", "/srv/corpus")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drawn_data_becomes_absolute_with_its_place_beside_the_code(lab: Path, seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311 - a reproducible draw
+    named = draw.sample(DATA, draw.randrange(1, len(DATA)))
+    values = command_values(workload__code=draw.choice([".", "/srv/lab", "sub/.."]), workload__data=named)
+    style, kind = draw.choice([None, True, False]), draw.choice([YAML, JSON])
+    text = yaml.safe_dump(values, default_flow_style=style, allow_unicode=True) if kind == YAML else json.dumps(values)
+    packed = pack_spec(text.encode(), kind, lab)
+    places = [(lab / name).resolve() for name in named]
+    oracle = [
+        name if name.startswith("/") else {"path": str(place), "at": str(place.relative_to(lab.resolve()))}
+        for name, place in zip(named, places, strict=True)
+    ]
+    assert load_values(packed.content, packed.content_type)["workload"]["data"] == oracle
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["  data:\n  - one  # mine\n  - two", "  data: [one, two]  # mine", "  data: # mine\n      - one\n      - two"],
+)
+def test_a_spec_with_data_and_commits_keeps_its_comments(lab: Path, text: str) -> None:
+    for command in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one"],
+    ):
+        subprocess.run(["git", *command], cwd=lab, check=True)
+    plain = command_values(workload={"command": ["python", "train.py"]}, variants={"fused": {"args": ["--x"]}})
+    whole = yaml.safe_dump(plain, sort_keys=False).replace("baseline:", f"  code: .\n{text}\n# kept\nbaseline:")
+    packed = pack_spec(whole.encode(), YAML, lab, {"fused": "HEAD"})
+    values = load_values(packed.content, YAML)
+    assert [one["at"] for one in values["workload"]["data"]] == ["one", "two"]
+    assert set(values["labels"]) == {"commit.fused"}
+    assert set(values["variants"]["fused"]["code"]) == {"archive"}
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "detail"),
+    [
+        ("one", "two", "is outside of the code's folder"),
+        (".", "missing.bin", "there is no 'missing.bin' beside the spec"),
+        (".", "..", "is outside of the code's folder"),
+    ],
+)
+def test_data_that_has_no_place_beside_the_code_is_refused(lab: Path, code: str, name: str, detail: str) -> None:
+    values = command_values(workload__code=code, workload__data=["one" if code != "one" else "one/train.py", name])
+    with pytest.raises(SpecError) as refused:
+        pack_spec(json.dumps(values).encode(), JSON, lab)
+    [problem] = refused.value.problems
+    assert problem.pointer == "#/workload/data/1"
+    assert detail in problem.detail
+
+
+def test_data_below_the_home_is_absolute(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(lab))
+    values = command_values(workload__code=".", workload__data=["~/two"])
+    packed = pack_spec(json.dumps(values).encode(), JSON, lab)
+    assert load_values(packed.content, JSON)["workload"]["data"] == [str(lab / "two")]
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_drawn_specs_keep_all_other_values(lab: Path, seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311 - a reproducible draw

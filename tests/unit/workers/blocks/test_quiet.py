@@ -1,13 +1,14 @@
 """The wait for quiet cores: drawn loads on a pretended clock, against the looks counted one by one."""
 
 import os
+import random
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ablate.workers.blocks.surroundings import FIRST_LOOK_S, LOOK_S, CoreLoad, Quiet, read_load
+from ablate.workers.blocks.surroundings import FIRST_LOOK_S, LOOK_S, CoreLoad, Patience, Quiet, read_load
 from ablate.workers.errors import BlockStopped
 from ablate.workers.lease import StopReason
 
@@ -82,3 +83,20 @@ def test_the_counters_of_this_machine_show_the_work_of_this_process() -> None:
     assert after.cores == len(os.sched_getaffinity(0))
     assert after.busy_s - before.busy_s >= 0.03
     assert 0 < after.share_since(before) <= 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_worker_waits_once_in_vain_and_again_only_after_quiet_cores(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311 - draws that repeat
+    patience, in_vain = Patience(), False
+    for _ in range(30):
+        is_quiet, waits = draw.random() < 0.3, []
+
+        class Look:
+            def wait(self, _limit: float, *, most_s: float) -> bool:
+                waits.append(most_s)  # noqa: B023 - it is called in this turn
+                return is_quiet  # noqa: B023
+
+        patience.wait(Look(), 0.25, most_s=60.0)  # type: ignore[arg-type]
+        assert waits == [FIRST_LOOK_S if in_vain else 60.0]
+        in_vain = not is_quiet

@@ -123,7 +123,7 @@ def test_a_module_in_a_folder_that_is_closed_to_trials_is_named_with_the_setting
         changes["env"] = {"PYTHONPATH": str(source)}
     message = isolated_message(tmp_path, "import mylib", prefix, **changes)
     assert "No module named 'mylib'; 'mylib' lies in" in message
-    assert f"start the worker with ABLATE_TRIAL_READABLE={source}" in message
+    assert f"write workload.data: [{source}]" in message
 
 
 @isolates
@@ -133,7 +133,42 @@ def test_a_file_that_is_closed_to_trials_is_named_with_the_setting(tmp_path: Pat
     data.joinpath("train.bin").write_text("x")
     message = isolated_message(tmp_path, f"open({str(data / 'train.bin')!r})")
     assert f"the file is in {data}, which is closed to trials" in message
-    assert f"ABLATE_TRIAL_READABLE={data}" in message
+    assert message.endswith(f"write workload.data: [{data}]")
+
+
+@isolates
+@pytest.mark.parametrize(
+    ("source", "name", "entry"),
+    [
+        ("open('data.bin')", "data.bin", "data.bin"),
+        ("open('data/wiki/train.bin')", "data/wiki/train.bin", "data/wiki/"),
+        ("import os; open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'a/x.bin'))", "a/x.bin", "a/"),
+        ("from pathlib import Path; (Path(__file__).resolve().parent / 'x.bin').read_bytes()", "x.bin", "x.bin"),
+        ("open(b'a b.bin')", "a b.bin", "a b.bin"),
+        ("import subprocess; subprocess.run(['cat', 'd/x.bin'], check=True)", "d/x.bin", "d/"),
+        ("raise FileNotFoundError('No such file or directory: weights.safetensors')", "weights.safetensors", None),
+        (
+            "raise OSError(\"Unable to open file (unable to open file: name = 'x/t.h5', errno = 2, error\")",
+            "x/t.h5",
+            None,
+        ),
+    ],
+)
+def test_a_file_that_was_not_sent_is_named_with_the_line_that_opens_it(
+    tmp_path: Path, source: str, name: str, entry: str | None
+) -> None:
+    message = isolated_message(tmp_path, source)
+    if "subprocess" in source:
+        assert "CalledProcessError" in message
+        return
+    assert f"the sent code has no {name}, and files that git ignores are not sent" in message
+    assert entry is None or message.endswith(f"to read it where it is, write workload.data: [{entry}]")
+
+
+@isolates
+@pytest.mark.parametrize("source", ["open('train.py/x')", "open('../x.bin')", "open('/srv/none/x.bin')", "1 / 0"])
+def test_other_missing_files_get_no_advice(tmp_path: Path, source: str) -> None:
+    assert "workload.data" not in isolated_message(tmp_path, source)
 
 
 @isolates
@@ -142,7 +177,7 @@ def test_a_command_that_is_closed_to_trials_is_named_with_the_setting(tmp_path: 
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
-    assert f"ABLATE_TRIAL_READABLE={tool.parent}" in isolated_message(tmp_path, "", command=(str(tool),))
+    assert f"write workload.data: [{tool.parent}]" in isolated_message(tmp_path, "", command=(str(tool),))
 
 
 @isolates

@@ -1,0 +1,184 @@
+"""The spec behind `ablate ask`: from a command line and a change of it to an ablation that is answered in minutes."""
+
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ablate.experiments.design.arguments import merged_arguments
+from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.design.spec import MIN_BLOCKS
+from ablate.experiments.design.workload import is_declarable
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.outcomes import BASELINE, CONTROL
+
+MARGIN = "1%"
+"""Differences that do not matter."""
+_TRIALS_S = 480.0
+"""Time of all trials: with the check and the start of a stack, an answer comes within ten minutes."""
+_LEAST_WINDOW_S, _MOST_WINDOW_S = 2.0, 15.0
+_LEAST_STEPS, _MOST_STEPS = 10, 5000
+"""An argument such as lr=1e-3, which needs no dashes for some programs."""
+_SCRIPT = (".py", ".sh", ".bash", ".jl", ".R")
+_QUALITY: Mapping[str, Literal["lower", "higher"]] = {
+    **dict.fromkeys(("loss", "bpb", "bpc", "ppl", "perplexity", "error", "err", "wer", "mse"), "lower"),
+    **dict.fromkeys(("acc", "accuracy", "score", "reward", "f1", "bleu", "auc", "iou", "map"), "higher"),
+}
+"""Words in names of numbers that load by other processes cannot change, with their better direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedTimes:
+    """The part of the answer of `ablate check SPEC --json` that sizes the ablation."""
+
+    node_class: str
+    seed: int | None
+    """The seed that the baseline reports."""
+    marks: Literal["process", "steps", "tokens"]
+    is_quiet: bool
+    """Whether others take less of the cores than the spec allows."""
+    step_s: float | None
+    start_s: float
+    longest_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedChange:
+    """A command, and the one change that is asked about."""
+
+    command: tuple[str, ...]
+    changes: tuple[str, ...] = ()
+    """Arguments of the variant: each replaces the one of the same name, or is added."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    commit: str | None = None
+    """Whole name of the commit whose code is the variant."""
+    metric: str | None = None
+    """A metric of ours, a name that the program reports, or a line that it prints with {} for the number."""
+    better: Literal["lower", "higher"] | None = None
+    data: tuple[str, ...] = ()
+    seed: int | None = None
+    """The seed of every trial, of a program that does not take the block's."""
+    steps: int | None = None
+    blocks: int = MIN_BLOCKS
+
+    def __post_init__(self) -> None:
+        """Raise SpecError without a change."""
+        if not (self.changes or self.env or self.commit):
+            detail = "nothing differs from the baseline; give --vs, --vs-env or --vs-commit"
+            raise SpecError([SpecProblem(pointer="--vs", detail=detail, hint="ablate ask --vs='--lr 2e-3' -- ...")])
+
+    @property
+    def name(self) -> str:
+        """Name of the variant, and of the file."""
+        words = [*self.changes, *(f"{name}={value}" for name, value in self.env.items()), (self.commit or "")[:12]]
+        name = re.sub("[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")[:40].strip("-") or "variant"
+        return f"{name}-variant" if name in (BASELINE, CONTROL) else name
+
+    @property
+    def declared(self) -> str | None:
+        """Name of the metric that the program reports or prints; None if one of ours decides."""
+        if self.metric is None or self.metric in METRICS:
+            return None
+        name = re.sub("[^a-z0-9]+", "_", self.metric.replace("{}", "").lower()).strip("_")[:50]
+        return name if is_declarable(name) else f"reported_{name}".rstrip("_")
+
+    def with_own_seed(self, seed: int | None) -> "AskedChange | None":
+        """Return the question at the seed that the program trains with; None if that would be no other question.
+
+        Times may be compared at one seed. A number that the program reports needs a seed for every block.
+        """
+        takes_seed = any("{seed}" in word for word in (*self.command, *self.changes))
+        if seed is None or seed == self.seed or takes_seed or self.metric is not None:
+            return None
+        return replace(self, seed=seed)
+
+    def command_lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the arms with what they run."""
+        shared, args = divided(self.command)
+        yield BASELINE, shlex.join(self.command)
+        before = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        after = [f"(code of commit {self.commit[:12]})"] if self.commit else []
+        yield self.name, " ".join([*before, shlex.join([*shared, *merged_arguments(args, self.changes)]), *after])
+
+    def spec(self, times: CheckedTimes | None = None) -> dict[str, Any]:
+        """Return the values of the spec: before the check one that needs nothing of the program, then the whole."""
+        shared, args = divided(self.command)
+        workload: dict[str, Any] = {"command": list(shared), "code": "."}
+        if self.data:
+            workload["data"] = list(self.data)
+        if times is not None and times.step_s is not None:
+            workload["steps"] = self._steps(times.step_s, times.start_s)
+        placement: dict[str, Any] = {"node_class": "cpu" if times is None else times.node_class}
+        if self._quality or (times is not None and not times.is_quiet):
+            placement["max_foreign_load"] = "99%"
+        if self.declared is not None:
+            workload["metrics"] = {self.declared: self._declaration()}
+        variant: dict[str, Any] = {"args": list(merged_arguments(args, self.changes))} if self.changes else {}
+        variant |= {"env": dict(self.env)} if self.env else {}
+        variant |= {"code": {"commit": self.commit}} if self.commit else {}
+        return {
+            "ablation": f"ask-{self.name}"[:63],
+            "question": self._question(),
+            "workload": workload,
+            "baseline": {"args": list(args)},
+            "variants": {self.name: variant},
+            "design": {"seeds": self.blocks if self.seed is None else [self.seed], "blocks": {"count": self.blocks}},
+            "placement": placement,
+            "limits": self._limits(times),
+            "verdict": {"primary": {"metric": self._primary(times), "margin": MARGIN}},
+        }
+
+    @property
+    def _quality(self) -> Literal["lower", "higher"] | None:
+        words = (self.declared or "").split("_")
+        return next((_QUALITY[word] for word in reversed(words) if word in _QUALITY), None)
+
+    def _declaration(self) -> dict[str, str]:
+        line = {"line": self.metric} if self.metric is not None and "{}" in self.metric else {}
+        return {"better": self.better or self._quality or "lower", **line}
+
+    def _primary(self, times: CheckedTimes | None) -> str:
+        if self.metric is not None:
+            return self.declared or self.metric
+        return {"process": "process_s", "steps": "step_s", "tokens": "tokens_per_s"}[
+            times.marks if times else "process"
+        ]
+
+    def _question(self) -> str:
+        change = " ".join([*self.changes, *(f"{name}={value}" for name, value in self.env.items())])
+        change = " and ".join(filter(None, [change, f"the code of {self.commit[:12]}" if self.commit else ""]))
+        what = f"improve {self.declared or self.metric} of" if self.metric else "speed up"
+        return " ".join(f"Does {change} {what} {shlex.join(self.command)}?".split())[:500]
+
+    def _steps(self, step_s: float, start_s: float) -> dict[str, int]:
+        """Return the steps of a trial: as many as its share of the time allows."""
+        window_s = min(_MOST_WINDOW_S, max(_LEAST_WINDOW_S, _TRIALS_S / (3 * self.blocks) - start_s))
+        timed = self.steps or min(_MOST_STEPS, max(_LEAST_STEPS, math.ceil(window_s / max(step_s, 1e-9))))
+        return {"warmup": max(3, min(100, timed // 10)), "timed": timed}
+
+    def expected_s(self, times: CheckedTimes) -> float:
+        """Return how long all trials take, with a control, on a machine like that of the check."""
+        trial_s = times.longest_s
+        if times.step_s is not None:
+            steps = self._steps(times.step_s, times.start_s)
+            trial_s = times.start_s + (1 + steps["warmup"] + steps["timed"]) * times.step_s
+        return 3 * self.blocks * trial_s
+
+    def _limits(self, times: CheckedTimes | None) -> dict[str, Any]:
+        """Return limits far beyond the estimate, and at least the usual ones."""
+        minutes = 0.0 if times is None else 5 * self.expected_s(times) / 60
+        trial = math.ceil(minutes / (3 * self.blocks))
+        return {"trial": f"{max(20, trial)}m", "device_minutes": max(180, math.ceil(minutes))}
+
+
+def divided(command: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the program with its script, and its arguments, in which arms may differ."""
+    for number, word in enumerate(command):
+        if number and command[number - 1] == "-m":
+            return tuple(command[: number + 1]), tuple(command[number + 1 :])
+        if word.endswith(_SCRIPT) or (number and not word.startswith("-") and Path(word).is_file()):
+            return tuple(command[: number + 1]), tuple(command[number + 1 :])
+    return tuple(command[:1]), tuple(command[1:])

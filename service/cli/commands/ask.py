@@ -1,0 +1,159 @@
+"""`ablate ask`: from a command and a change of it to a first answer, with nothing else to set up."""
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+
+from ablate.experiments.design.spec import MIN_BLOCKS
+from ablate.experiments.design.spec_yaml import spec_yaml
+from ablate.experiments.documents import write_whole
+from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.records.git_repository import Repository
+from ablate.experiments.reporting import wording
+from ablate.experiments.system.processes import OWN_PYTHON
+from ablate.service.cli.arguments import read_spec
+from ablate.service.cli.asking import AskedChange, CheckedTimes
+from ablate.service.cli.follow import run_spec
+from ablate.service.cli.output import StreamOption, err, guarded
+from ablate.service.cli.verdicts import exit_code
+from ablate.service.client.settings import get_client_settings
+
+app = typer.Typer()
+
+_HEAD = "# Written by `ablate ask`, which overwrites it. Run it again: ablate run {}\n"
+_CHECK = (*OWN_PYTHON, "-c", "from ablate.experiments.system.console import main; main()", "check", "--json")
+
+
+CommandArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="-- COMMAND...", help="Program and arguments of the baseline; {seed} is filled in."),
+]
+VsOption = Annotated[
+    str,
+    typer.Option(metavar="ARGUMENTS", help="Arguments of the variant: one of the same name is replaced, others added."),
+]
+VsCommitOption = Annotated[
+    str | None, typer.Option(metavar="REVISION", help="The variant is the folder as it is in this commit.")
+]
+VsEnvOption = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="Variable of the variant; repeatable.")
+]
+MetricOption = Annotated[
+    str | None,
+    typer.Option(help="What decides: a metric, or the line that prints it, such as 'val loss {}'. Default: speed."),
+]
+BetterOption = Annotated[Literal["lower", "higher"] | None, typer.Option(help="Better direction of --metric.")]
+DataOption = Annotated[
+    list[str] | None, typer.Option(help="File or folder that trials may read, as workload.data; repeatable.")
+]
+StepsOption = Annotated[int | None, typer.Option(min=1, max=10_000, help="Steps of a trial's window.")]
+BlocksOption = Annotated[int, typer.Option(min=MIN_BLOCKS, help="Blocks; each runs every arm once.")]
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@guarded
+def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
+    command: CommandArgument,
+    vs: VsOption = "",
+    vs_commit: VsCommitOption = None,
+    vs_env: VsEnvOption = None,
+    metric: MetricOption = None,
+    better: BetterOption = None,
+    data: DataOption = None,
+    steps: StepsOption = None,
+    blocks: BlocksOption = MIN_BLOCKS,
+    as_json: StreamOption = False,
+) -> None:
+    """Ask whether a change of your own program is better: check it, measure it, and show the answer.
+
+    Starts the stack if none runs, which then keeps running. Writes the spec beside the program.
+
+    The exit code is that of `ablate verdict`, 6 if the check fails, or 130 after Ctrl-C, which cancels nothing.
+    """
+    question = AskedChange(
+        command=tuple(command),
+        changes=_words(vs),
+        env=_variables(vs_env or ()),
+        commit=None if vs_commit is None else Repository.around(Path()).commit(vs_commit),
+        metric=metric,
+        better=better,
+        data=tuple(data or ()),
+        steps=steps,
+        blocks=blocks,
+    )
+    for arm, line in question.command_lines():
+        err().print(f"[bold]{escape(arm)}[/]  {escape(line)}", soft_wrap=True)
+    file = Path(f"ask-{question.name}.yaml")
+    _write(file, question.spec())
+    code, times = _check(file)
+    own = question.with_own_seed(times.seed)
+    if code and own is not None:
+        err().print(f"the program trains with seed {times.seed}, so all blocks do")
+        question = own
+        _write(file, question.spec())
+        code, times = _check(file)
+    if code:
+        err().print(f"not measured: mend the program, or open files to it with --data; the spec is {escape(str(file))}")
+        raise typer.Exit(code)
+    _write(file, question.spec(times))
+    if not times.is_quiet:
+        err().print("the machine is busy: blocks count all the same (max_foreign_load: 99%), with wider intervals")
+    err().print(f"wrote {escape(str(file))}, which says what is asked and by which rule it is answered")
+    minutes = wording.counted(max(1, round(question.expected_s(times) / 60)), "minute")
+    err().print(f"{question.blocks} blocks of 3 trials (one measures the noise), about {minutes}")
+    if not get_client_settings().url:
+        _start_stack()
+    _id, verdict = run_spec(read_spec(str(file)), as_json=as_json)
+    raise typer.Exit(exit_code(verdict.variants, None))
+
+
+def _start_stack() -> None:
+    """Start the stack of this home unless it runs."""
+    from ablate.service.cli.stack_commands import print_progress  # imports the settings of the service
+    from ablate.service.stack import control
+    from ablate.service.stack.layout import home_files
+
+    control.start(home_files(), print_progress)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        detail = f"--vs is {text!r}, which a shell would not read: {error}"
+        raise SpecError([SpecProblem(pointer="--vs", detail=detail, hint="close the quotes")]) from error
+
+
+def _variables(values: "tuple[str, ...] | list[str]") -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    wrong = next((name for name, equals, _value in pairs if not (name and equals)), None)
+    if wrong is not None:
+        detail = f"--vs-env is {wrong!r}; allowed: a name, '=' and a value"
+        raise SpecError([SpecProblem(pointer="--vs-env", detail=detail, hint="--vs-env OMP_NUM_THREADS=1")])
+    return {name: value for name, _equals, value in pairs}
+
+
+def _write(file: Path, values: dict[str, Any]) -> None:
+    """Write the spec. Raises SpecError for a file that another command wrote."""
+    head = _HEAD.format(shlex.quote(file.name))
+    if file.exists() and not file.read_text(encoding="utf-8").startswith(head):
+        detail = f"{str(file)!r} exists, and `ablate ask` did not write it"
+        raise SpecError([SpecProblem(pointer="SPEC", detail=detail, hint="rename it, or run it: ablate run SPEC")])
+    write_whole(file, head + spec_yaml(values).decode())
+
+
+def _check(file: Path) -> tuple[int, CheckedTimes]:
+    """Run a short trial of every arm; return the exit code of the check and the times. Exits if nothing could run."""
+    done = subprocess.run([*_CHECK, str(file)], stdout=subprocess.PIPE, text=True, check=False)
+    if not done.stdout:
+        raise typer.Exit(done.returncode)
+    answer = json.loads(done.stdout)
+    for check in answer["checks"]:
+        state = "[green]ok[/]" if check["passed"] else "[red]failed[/]" if check["needed"] else "[yellow]note[/]"
+        err().print(f"  {state}  {escape(check['name'])}: {escape(check['detail'])}", soft_wrap=True)
+    return done.returncode, CheckedTimes(**{name: answer[name] for name in CheckedTimes.__dataclass_fields__})

@@ -1,0 +1,120 @@
+"""Questions of `ablate ask`: the service's reader of the spec is the oracle."""
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ablate.experiments.design.arms import resolve
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.spec_yaml import spec_yaml
+from ablate.experiments.errors import SpecError
+from ablate.service.cli.asking import AskedChange, CheckedTimes, divided
+
+
+@pytest.mark.parametrize(
+    ("command", "args"),
+    [
+        ("python train.py --lr 1", "--lr 1"),
+        ("python -u src/train.py conf.yaml", "conf.yaml"),
+        ("python -m lab.train --lr 1", "--lr 1"),
+        ("torchrun --nproc-per-node=2 train.py --lr 1", "--lr 1"),
+        ("./train --lr 1", "--lr 1"),
+        ("train", ""),
+    ],
+)
+def test_the_arguments_of_a_command_begin_after_its_script(command: str, args: str) -> None:
+    shared, own = divided(shlex.split(command))
+    assert shlex.join(own) == args
+    assert [*shared, *own] == shlex.split(command)
+
+
+def times(**changes: object) -> CheckedTimes:
+    fields = {"node_class": "cpu", "seed": None, "marks": "tokens", "is_quiet": True, "step_s": 0.1, "start_s": 5.0}
+    return CheckedTimes(**{**fields, "longest_s": 10.0, **changes})  # type: ignore[arg-type]
+
+
+CODE = {"archive": f"sha256:{64 * '0'}"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "primary"),
+    [
+        ({"changes": ("--lr", "2e-3")}, "tokens_per_s"),
+        ({"env": {"OMP_NUM_THREADS": "1"}}, "tokens_per_s"),
+        ({"changes": ("--lr", "2e-3"), "metric": "val loss {}"}, "val_loss"),
+        ({"changes": ("--lr", "2e-3"), "metric": "loss_val {}"}, "reported_loss_val"),
+        ({"changes": ("--lr", "2e-3"), "metric": "peak_allocated_gib"}, "peak_allocated_gib"),
+        ({"changes": ("--lr", "2e-3"), "metric": "accuracy"}, "accuracy"),
+        ({"changes": ("--name", "baseline", "control: # x")}, "tokens_per_s"),
+        ({"changes": ("baseline",)}, "tokens_per_s"),
+    ],
+)
+def test_a_question_is_a_spec_that_the_service_takes(changes: dict[str, object], primary: str) -> None:
+    question = AskedChange(command=("python", "train.py", "--lr", "1e-3", "--seed", "{seed}"), **changes)  # type: ignore[arg-type]
+    for values in (question.spec(), question.spec(times())):
+        values["workload"]["code"] = CODE
+        spec = parse_spec(spec_yaml(values), "application/yaml")
+        resolution = resolve(spec)
+        assert resolution.problems == ()
+        assert [arm.name for arm in resolution.arms] == ["baseline", question.name]
+    assert spec.verdict.primary.metric == primary
+
+
+def test_directions_and_loads_follow_from_the_metric() -> None:
+    def asked(metric: str, **more: object) -> tuple[str, str | None]:
+        question = AskedChange(command=("a", "{seed}"), changes=("--x",), metric=metric, **more)  # type: ignore[arg-type]
+        values = question.spec(times())
+        return values["workload"]["metrics"][str(question.declared)]["better"], values["placement"].get(
+            "max_foreign_load"
+        )
+
+    assert asked("val loss {}") == ("lower", "99%")
+    assert asked("top-1 accuracy {}%") == ("higher", "99%")
+    assert asked("tok/s: {}", better="higher") == ("higher", None)
+    assert asked("val loss {}", better="higher") == ("higher", "99%")
+
+
+@given(step_s=st.floats(1e-7, 100), start_s=st.floats(0, 1000), blocks=st.integers(6, 40))
+def test_trials_fit_into_the_time_of_a_first_answer(step_s: float, start_s: float, blocks: int) -> None:
+    question = AskedChange(command=("a",), changes=("--x",), blocks=blocks)
+    values = question.spec(times(step_s=step_s, start_s=start_s, longest_s=start_s + step_s))
+    timed = values["workload"]["steps"]["timed"]
+    assert 10 <= timed <= 5000
+    assert timed == 10 or (timed - 1) * step_s <= 15
+    assert (
+        values["limits"]["device_minutes"] * 60 >= 5 * question.expected_s(times(step_s=step_s, start_s=start_s)) - 60
+    )
+
+
+@pytest.mark.parametrize("marks", ["process", "steps", "tokens"])
+def test_speed_is_decided_by_what_the_program_marks(marks: str) -> None:
+    step_s = None if marks == "process" else 0.1
+    values = AskedChange(command=("a",), changes=("--x",)).spec(times(marks=marks, step_s=step_s))
+    assert values["verdict"]["primary"]["metric"] == {"process": "process_s", "steps": "step_s"}.get(
+        marks, "tokens_per_s"
+    )
+    assert ("steps" in values["workload"]) == (marks != "process")
+
+
+def test_a_busy_machine_is_measured_with_all_its_load() -> None:
+    question = AskedChange(command=("a",), changes=("--x",))
+    assert "max_foreign_load" not in question.spec(times())["placement"]
+    assert question.spec(times(is_quiet=False))["placement"]["max_foreign_load"] == "99%"
+
+
+def test_times_may_be_compared_at_the_seed_of_the_program_and_reports_may_not() -> None:
+    question = AskedChange(command=("a",), changes=("--x",))
+    own = question.with_own_seed(1337)
+    assert own is not None
+    assert own.spec()["design"]["seeds"] == [1337]
+    assert own.with_own_seed(1337) is None
+    assert question.with_own_seed(None) is None
+    assert AskedChange(command=("a", "{seed}"), changes=("--x",)).with_own_seed(0) is None
+    assert AskedChange(command=("a",), changes=("--x",), metric="loss {}").with_own_seed(0) is None
+
+
+def test_a_question_without_a_change_is_refused() -> None:
+    with pytest.raises(SpecError, match="nothing differs"):
+        AskedChange(command=("a",))
