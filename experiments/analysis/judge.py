@@ -242,11 +242,6 @@ class _Judge:
         chances = self._chances(name, answer, primary)
         needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
         kernels = step_kernels(evidence)
-        notes = [
-            f"requirement {'not decided' if e.undecided else 'not met'}: {e.metric} {e.rule}: {e.detail}"
-            for e in requirements
-            if not e.passed
-        ]
         return VariantVerdict(
             arm=name,
             verdict=answer.published,
@@ -268,7 +263,7 @@ class _Judge:
             blocks_needed=needed,
             device_minutes_needed=None if needed is None else round(needed * self._block_minutes, 2),
             notes=(
-                *notes,
+                *_unmet(requirements),
                 *not_exact_notes,
                 *(exact.notes if exact else self._notes(answer, primary, chances)),
                 *(self._influences(evidence) if primary is not None else ()),
@@ -429,6 +424,12 @@ class _Judge:
             counted = session is None and not self.primary.exact
             level = f", tested at {100 * self._spec.verdict.level_of(number):.2g} %" if counted else ""
             yield f"asking {number} of this question{level}; before it: {named}"
+
+
+def _unmet(requirements: Sequence[RequirementResult]) -> Iterator[str]:
+    for one in requirements:
+        if not one.passed:
+            yield f"requirement {'not decided' if one.undecided else 'not met'}: {one.metric} {one.rule}: {one.detail}"
 
 
 def _lost_notes(evidence: Evidence) -> Iterator[str]:
