@@ -275,6 +275,12 @@ class Measurements(BaseModel):
         Field(exclude_if=lambda value: value is None),
     ] = None
     """Wall seconds of a command's process from its start to its end; None for the built-in model."""
+    cpu_s: Annotated[
+        float | None,
+        Metric("cpu_s", "processor time of all processes", "s", source="program", decides="paired", alike="nothing"),
+        Field(exclude_if=lambda value: value is None),
+    ] = None
+    """Processor seconds of a command's processes on all cores, of the user and the system; None where process_s is."""
     peak_driver_bytes: Annotated[
         int | None,
         Metric(

@@ -9,7 +9,6 @@ from ablate.experiments.analysis.evidence import Evidence, Pair
 from ablate.experiments.analysis.verdicts import Costs, KernelChange, KernelUse, StepKernels
 from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.gate_readings import DECLARED
-from ablate.experiments.design.metrics import PROCESS_METRIC
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.program_report import printable, shorten
 from ablate.experiments.records.receipts import Receipt, kernel_rows
@@ -18,6 +17,10 @@ MOST_CHANGES = 25
 """Kernels of a variant in its verdict; receipts and MLflow have all of them."""
 _WHOLE = (Outcome.MEASURED, Outcome.REFUSED)
 """Outcomes of trials that may have a profiled step: a refused one shows what ran in place of the required kernel."""
+_OF_WHOLE_PROCESS = {
+    "process_s": "the time is that of the whole process, with its start",
+    "cpu_s": "processor time counts work, and not waiting for a disk, a network, a GPU or another process",
+}
 _RANKS_SHOWN = 8
 _NAMED = 2
 """Kernels that a note names."""
@@ -106,8 +109,8 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
         return
     if not workload.attested:
         yield f"its arguments, variables and code are {DECLARED}"
-    if metric == PROCESS_METRIC:
-        yield "the time is that of the whole process, with its start"
+    if metric in _OF_WHOLE_PROCESS:
+        yield _OF_WHOLE_PROCESS[metric]
     for arm, receipts in (("variant", evidence.receipts), ("baseline", [pair.baseline for pair in evidence.pairs])):
         if _ignores_seed(receipts):
             yield f"two seeds of the {arm} have bit-identical losses: the program may ignore its seed"

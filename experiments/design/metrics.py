@@ -89,8 +89,8 @@ METRICS: dict[str, Metric] = {
 }
 """All metrics by name: ratios, then single numbers, numbers of tables, losses."""
 
-PROCESS_METRIC = "process_s"
-"""Metric of commands that mark no steps."""
+PROCESS_METRICS = ("process_s", "cpu_s")
+"""Metrics of commands that mark no steps: of the whole process."""
 
 PAIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.decides == "paired")
 """Metrics that can decide by statistics over blocks."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from ablate.experiments.design.gate import Claim
 from ablate.experiments.design.gates import GATES
-from ablate.experiments.design.metrics import CURVE_METRICS, METRICS, PROCESS_METRIC, TARGET_METRICS
+from ablate.experiments.design.metrics import CURVE_METRICS, METRICS, TARGET_METRICS
 from ablate.experiments.design.power import ALPHA, blocks_for_events, level_shares
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.verdict_rule import Primary, Requirement
@@ -116,10 +116,11 @@ OTHER_TRAINING: dict[str, Any] = {
 }
 """Addition to both of them."""
 
-PROCESS_TIME: dict[str, Any] = {
-    "estimate": "wall seconds of the whole process, its start and its end included",
+PROCESS_TIMES: dict[str, dict[str, Any]] = {
+    "process_s": {"estimate": "wall seconds of the whole process, its start and its end included"},
+    "cpu_s": {"estimate": "processor seconds of all processes, of the user and the system, from start to end"},
 }
-"""How a whole process becomes one number."""
+"""How a whole process becomes one number, by metric."""
 
 
 def reported_estimator(metric: str) -> dict[str, Any]:
@@ -192,7 +193,7 @@ def estimator_of(metric: str, slice_steps: int) -> dict[str, Any]:
         return reported_estimator(metric)
     if METRICS[metric].cold:
         return COMPILE_TIME
-    return PROCESS_TIME if metric == PROCESS_METRIC else window_estimator(slice_steps)
+    return PROCESS_TIMES.get(metric) or window_estimator(slice_steps)
 
 
 def rule_of(spec: AblationSpec) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class AskedChange:
         if times is not None and times.step_s is not None:
             workload["steps"] = self._steps(times.step_s, times.start_s)
         placement: dict[str, Any] = {"node_class": "cpu" if times is None else times.node_class}
-        if self._quality or (times is not None and not times.is_quiet):
+        if self._quality or self.metric == "cpu_s" or (times is not None and not times.is_quiet):
             placement["max_foreign_load"] = "99%"
         if self.declared is not None:
             workload["metrics"] = {self.declared: self._declaration()}

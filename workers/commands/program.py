@@ -82,6 +82,7 @@ def run_program(order: TrialOrder) -> TrialResult:
         load.process_ended()
         end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
         process.wait()
+        cpu_s = _ended_cpu_s()
         printed = output.finish()
         last_line = _last_line(_end_of(log))  # the open file, because the program may have removed its name
     failing = process.returncode != 0 or marks.failed is not None
@@ -110,7 +111,7 @@ def run_program(order: TrialOrder) -> TrialResult:
     result = result_of(config, marks, end, samples, code=code)
     extra = _measured(config, marks, load, peak)
     if watch.ended_at is not None:
-        extra["process_s"] = watch.ended_at - began
+        extra |= {"process_s": watch.ended_at - began, "cpu_s": cpu_s}
     if failure is not None:
         extra |= {"failure_class": failure[0], "message": place.advised(mask.text(failure[1]))}
     return mask.document(result.model_copy(update=extra))
@@ -219,10 +220,15 @@ class _Load:
         self.foreign, self.stolen = shares.foreign, shares.stolen
 
 
+def _ended_cpu_s() -> float:
+    """Return the processor seconds of the descendants of this process that ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime
+
+
 def _own_cpu_s() -> float:
     """Return the processor seconds of this process, of its descendants, and of those that ended."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = time.process_time() + ended.ru_utime + ended.ru_stime
+    spent = time.process_time() + _ended_cpu_s()
     for pid in descendants_of([os.getpid()]):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()

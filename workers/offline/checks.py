@@ -50,7 +50,7 @@ def checks_of(config: CommandArm, results: Sequence[TrialResult]) -> Iterator[Pr
         detail = f"{HIDDEN_FAILURES}: write bash -o pipefail -c"
         yield ProgramCheck(name="pipe", passed=False, needed=False, detail=detail)
     if not report.ranks:
-        detail = "no marks: only the time of the whole process can decide (process_s); docs/own-code.md shows the marks"
+        detail = "no marks: only times of the whole process can decide (process_s, cpu_s); marks: docs/own-code.md"
         yield ProgramCheck(name="steps", passed=False, detail=detail)
         yield _reported(report.reported)
         return
@@ -194,7 +194,7 @@ class CheckedSpec:
         if may_have_control(self.spec):
             quiet = 100 * load <= allowed
             detail = f"others take {load:.0%} of the cores' time; the spec allows {allowed:g} %"
-            detail += "" if quiet else ": close them, or intervals get wider, or blocks run again until it is quiet"
+            detail += "" if quiet else ": close them, or compare processor time (cpu_s), or intervals get wider"
             yield ProgramCheck(name="quiet", passed=quiet, needed=False, detail=detail)
 
     def _seed_matters(self, first: TrialResult, other: TrialResult) -> ProgramCheck:

@@ -13,9 +13,9 @@ from ablate.experiments.analysis.guards import block_problems, median_clock_mhz,
 from ablate.experiments.analysis.statistics import log_of_ratio
 from ablate.experiments.design.aa_spec import REPEAT, SENTINEL
 from ablate.experiments.design.kinds.kind import ArmConfig
-from ablate.experiments.design.metrics import METRICS, PROCESS_METRIC
+from ablate.experiments.design.metrics import METRICS
 from ablate.experiments.design.plan import Plan
-from ablate.experiments.design.rule import COMPILE_TIME, PROCESS_TIME, reported_estimator, window_estimator
+from ablate.experiments.design.rule import COMPILE_TIME, PROCESS_TIMES, reported_estimator, window_estimator
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.digest import digest
 from ablate.experiments.documents import seal, seal_problem
@@ -28,7 +28,7 @@ METRIC = "tokens_per_s"
 COMPILE_METRIC = "compile_s"
 _BY_ESTIMATOR = {
     digest({"estimator": COMPILE_TIME}): COMPILE_METRIC,
-    digest({"estimator": PROCESS_TIME}): PROCESS_METRIC,
+    **{digest({"estimator": estimator}): metric for metric, estimator in PROCESS_TIMES.items()},
 }
 """Metrics that no other metric shares its noise with, by the digest of their estimator."""
 _ESTIMATOR_OF = {metric: estimator for estimator, metric in _BY_ESTIMATOR.items()}

@@ -14,7 +14,7 @@ from ablate.experiments.design.gate import Claim, Facts
 from ablate.experiments.design.gate_readings import GateReading, declared_readings
 from ablate.experiments.design.kinds.kind import Draft, Drafts
 from ablate.experiments.design.kinds.program import ProgramArm, kernel_problems, shared_fields
-from ablate.experiments.design.metrics import PROCESS_METRIC
+from ablate.experiments.design.metrics import PROCESS_METRICS
 from ablate.experiments.design.problems import pointer, shown
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.workload import (
@@ -163,8 +163,8 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             detail = "a commit alone needs workload.code with a repository"
             where, hint = pointer("variants", name, "code"), "write {git: folder, commit: ...}"
             yield SpecProblem(pointer=where, detail=detail, hint=hint)
-    if spec.verdict.primary.metric == PROCESS_METRIC and hides_failures(spec.workload.command or ()):
-        where, detail = pointer("workload", "command"), f"{HIDDEN_FAILURES}, and process_s decides"
+    if spec.verdict.primary.metric in PROCESS_METRICS and hides_failures(spec.workload.command or ()):
+        where, detail = pointer("workload", "command"), f"{HIDDEN_FAILURES}, and {spec.verdict.primary.metric} decides"
         yield SpecProblem(pointer=where, detail=detail, hint="write [bash, -o, pipefail, -c, ...]")
     yield from kernel_problems(spec)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ablate.experiments.design.kinds.kind import ArmConfig
-from ablate.experiments.design.metrics import METRICS, PROCESS_METRIC
+from ablate.experiments.design.metrics import METRICS, PROCESS_METRICS
 from ablate.experiments.design.problems import listed, nearest, pointer
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.workload import ARCHIVE
@@ -126,7 +126,7 @@ def needs_of(metric: str) -> Literal["process", "steps", "tokens"]:
     """Return the marks that a deciding metric needs; a declared one is reported without marks, too."""
     if metric == "tokens_per_s":
         return "tokens"
-    return "process" if metric == PROCESS_METRIC or metric not in METRICS else "steps"
+    return "process" if metric in PROCESS_METRICS or metric not in METRICS else "steps"
 
 
 def marked_steps(*, warmup: int, timed: int) -> StepsConfig:

@@ -102,6 +102,8 @@ def test_a_busy_machine_is_measured_with_all_its_load() -> None:
     question = AskedChange(command=("a",), changes=("--x",))
     assert "max_foreign_load" not in question.spec(times())["placement"]
     assert question.spec(times(is_quiet=False))["placement"]["max_foreign_load"] == "99%"
+    work = AskedChange(command=("a",), changes=("--x",), metric="cpu_s").spec(times())
+    assert (work["placement"]["max_foreign_load"], work["verdict"]["primary"]["metric"]) == ("99%", "cpu_s")
 
 
 def test_times_may_be_compared_at_the_seed_of_the_program_and_reports_may_not() -> None:

@@ -188,9 +188,9 @@ def test_a_calibration_repeats_the_baseline_of_a_command() -> None:
 def test_the_deciding_metric_says_which_marks_are_needed() -> None:
     needs = {
         metric: make_plan(parse(values(verdict={"primary": {"metric": metric, "margin": "1%"}}))).baseline.config.needs
-        for metric in ("tokens_per_s", "step_s", "process_s")
+        for metric in ("tokens_per_s", "step_s", "process_s", "cpu_s")
     }
-    assert needs == {"tokens_per_s": "tokens", "step_s": "steps", "process_s": "process"}
+    assert needs == {"tokens_per_s": "tokens", "step_s": "steps", "process_s": "process", "cpu_s": "process"}
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,17 @@ def test_processes_in_the_background_are_waited_for(tmp_path: Path, how: str, ne
 
 
 @pytest.mark.parametrize("how", BACKGROUND)
+def test_processor_time_counts_the_work_of_all_processes_and_no_waiting(tmp_path: Path, how: str) -> None:
+    works = "import time\nwhile time.process_time() < 0.5: pass\ntime.sleep(1)\n"
+    config = program_config(
+        write_program(tmp_path / "code", works), command=("bash", "-c", BACKGROUND[how]), needs="process"
+    )
+    result = ran(config, tmp_path / "home")
+    assert result.cpu_s is not None, result.message
+    assert 0.5 <= result.cpu_s <= (result.process_s or 0.0) - 0.9
+
+
+@pytest.mark.parametrize("how", BACKGROUND)
 def test_processes_that_do_not_end_after_the_first_one_fail_the_trial_by_name(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +204,7 @@ def test_processes_that_do_not_end_after_the_first_one_fail_the_trial_by_name(
     result = ran(config, tmp_path / "home")
     assert result.failure_class is FailureClass.USER_ERROR
     assert "still ran: python train.py" in str(result.message)
-    assert result.process_s is None
+    assert (result.process_s, result.cpu_s) == (None, None)
 
 
 def test_a_helper_that_outlives_a_marked_program_costs_only_its_process_time(
