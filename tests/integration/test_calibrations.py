@@ -42,7 +42,10 @@ def run(api: Api, spec: AblationSpec, *, seed: int = 0, control: bool = False, *
     plan = controlled(spec, make_plan(spec)) if control else make_plan(spec)
     rng, node = np.random.default_rng(seed), api.register()
     of_losses = np.random.default_rng(1000 + seed)
-    while block := api.claim(node):
+    handlers = OutboxHandlers(api.store)
+    while (block := api.claim(node)) or handlers.run_due(OutboxKind.LOOK):
+        if block is None:
+            continue
         receipts = []
         for trial in block["trials"]:
             ids = {"ablation": block["ablation_id"], "block": block["block_id"], "trial": trial["trial_id"]}
@@ -55,7 +58,7 @@ def run(api: Api, spec: AblationSpec, *, seed: int = 0, control: bool = False, *
             receipts.append(made.model_dump(mode="json"))
         answer = api.attempt(block, "report", receipts=receipts)
         assert answer.status_code == 200, answer.text
-    OutboxHandlers(api.store).run_due(OutboxKind.JUDGE)
+    handlers.run_due(OutboxKind.JUDGE)
 
 
 def answer(api: Api, path: str) -> Any:
