@@ -110,9 +110,9 @@ def test_a_log_ends_with_why_its_trial_is_over(api: Api) -> None:
     with answering(api, {"psiv-on": late}):
         api.submit(ablation="slow", **EXACT)
         assert ablate("watch", "slow").code == 0
-    done = ablate("log", "slow/2/psiv-on")
+    done = ablate("log", "slow/1/psiv-on")
     assert (done.code, done.out, done.err) == (0, "", f"timeout: {reason}\n")
-    assert ablate("log", "slow/2/baseline").err == ""
+    assert ablate("log", "slow/1/baseline").err == ""
 
 
 def test_nodes_are_drained_resumed_and_quarantined_by_name_or_beginning(api: Api) -> None:

@@ -48,6 +48,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ablate(python: Path, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     command = [str(python), "-c", "from ablate.experiments.system.console import main; main()", *arguments]
     environment = {"PATH": f"{python.parent}:{os.environ['PATH']}", "ABLATE_HOME": str(folder / "home")}
+    environment["ABLATE_TRIAL_READABLE"] = sysconfig.get_path("purelib")  # packages beside the environment's own
     return subprocess.run(
         command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT_S
     )
