@@ -238,7 +238,8 @@ class Watch:
         """End the trials of a worker whose lease is over; return their processes.
 
         The trainers and all below them end first, also those that the worker could not report: the search for strays
-        reads the environment of every process, which is slow on a busy machine.
+        reads the environment of every process, which is slow on a busy machine. If the worker goes on meanwhile, it
+        writes the deadline of its next lease before it starts a process, which then has to live.
         """
         self._until = math.inf
         family = self._family()
@@ -248,7 +249,8 @@ class Watch:
 
         def find() -> list[int]:
             strays = (pid for mark in marks for pid in mark.members())
-            return sorted({*self._family(), *group_members(*groups), *strays})
+            members = self._family()
+            return sorted({*([] if _has_message() else members), *group_members(*groups), *strays})
 
         return sorted({*family, *end_all(find, grace_s=0).killed})
 
@@ -278,6 +280,10 @@ def main() -> None:
         with suppress(OSError):  # the worker died in the meantime
             os.write(1, _ANSWER * num_lines)
     watch.end_left_behind()
+
+
+def _has_message() -> bool:
+    return bool(select.select([0], [], [], 0)[0])
 
 
 def _messages(watch: Watch) -> Iterator[str]:

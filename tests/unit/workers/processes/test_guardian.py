@@ -1,10 +1,14 @@
 import math
+import os
+import signal
 import subprocess
+from contextlib import suppress
 
 import pytest
 
 from ablate.experiments.system.processes import Mark, children_of, is_alive
 from ablate.workers.lease import boot_time_s
+from ablate.workers.processes import guardian
 from ablate.workers.processes.guardian import Watch
 from tests.waiting import until
 
@@ -53,4 +57,35 @@ def test_watch_ends_the_trainers_before_it_searches_for_strays(monkeypatch: pyte
         assert "a" in searches
     finally:
         worker.kill()
+        worker.communicate()
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_watch_spares_the_next_trial_of_a_worker_that_goes_on(monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
+    trainers = "(sleep 600 >/dev/null & echo; wait; sleep 600 >/dev/null & echo; wait) & wait"
+    worker = subprocess.Popen(["sh", "-c", trainers], stdout=subprocess.PIPE)
+    output = worker.stdout
+    assert output is not None
+    output.readline()
+    (server,) = children_of(worker.pid)
+    (trainer,) = children_of(server)
+    following: list[int] = []
+
+    def members(_mark: Mark) -> list[int]:
+        if not following and output.readline():
+            following.extend(children_of(server))
+        return []
+
+    monkeypatch.setattr(Mark, "members", members)
+    monkeypatch.setattr(guardian, "_has_message", lambda: goes_on)
+    watch = Watch(worker.pid)
+    watch.read(f"+{trainer} a\n")
+    try:
+        ended = watch.end_overdue()
+        (next_one,) = following
+        assert (next_one in ended, is_alive(next_one)) == (not goes_on, goes_on)
+    finally:
+        for pid in (*following, worker.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         worker.communicate()
