@@ -1,8 +1,8 @@
 """Arguments of a program: those of one command line, changed by those of another.
 
-A flag is a word that begins with a dash and is no number. The words after it, up to the next flag, are its values, and
-`--flag=value` has exactly one. `name=value` is a pair. The words after `--` are never flags. No program's own parser is
-asked.
+A flag is a word that begins with a dash and is no number. The words after it, up to the next flag or pair, are its
+values, and `--flag=value` has exactly one. A pair is `name=value`, unless it is the first value of a flag. The words
+after `--` are never flags. No program's own parser is asked.
 """
 
 import re
@@ -17,18 +17,19 @@ _PAIR = re.compile(r"([A-Za-z_+~][\w./+-]*)=.*", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """A flag with its values, or words that belong to no flag."""
+    """A flag with its values, a pair, or words that belong to neither."""
 
     flag: str | None
+    """Name of the flag or pair."""
     words: tuple[str, ...]
     joined: bool = False
-    """Whether the flag is written with its value in one word."""
+    """Whether it is written with its value in one word."""
 
 
 def merged_arguments(base: Sequence[str], changes: Sequence[str]) -> tuple[str, ...]:
     """Return `base` with `changes`: a flag or pair of the same name is replaced with its values, the rest is added.
 
-    A repeated flag is replaced as a whole: all of `base` by all of `changes`. A flag replaces as many values as it has
+    A repeated one is replaced as a whole: all of `base` by all of `changes`. A flag replaces as many values as it has
     itself, so words that follow them stay.
     """
     parts, rest = _divided(base)
@@ -46,18 +47,13 @@ def merged_arguments(base: Sequence[str], changes: Sequence[str]) -> tuple[str, 
             words += [word for one in new[part.flag] for word in one.words]
             placed.add(part.flag)
         words += _surplus(part, new[part.flag])
-    for part in own_parts:
-        if part.flag is None:
-            for word in part.words:
-                _add(words, word)
-        elif part.flag not in placed:
-            words += part.words
+    words += [word for one in own_parts if one.flag not in placed for word in one.words]
     end = (_END,) if _END in (*base, *changes) else ()
     return (*words, *end, *rest, *own_rest)
 
 
 def flags_of(words: Sequence[str]) -> dict[str, str]:
-    """Return the values of each flag as one text, of a repeated one together; without a flag under an empty name."""
+    """Return the values of each flag or pair as one text, of a repeated one together; other words under no name."""
     parts, rest = _divided(words)
     values: dict[str, list[str]] = {}
     for part in parts:
@@ -75,7 +71,7 @@ def _divided(words: Sequence[str]) -> tuple[list[_Part], Sequence[str]]:
 
 
 def _parts(words: Sequence[str]) -> Iterator[_Part]:
-    starts = [place for place, word in enumerate(words) if _is_flag(word)]
+    starts = [place for place, word in enumerate(words) if _is_flag(word) or _is_pair(words, place)]
     first = starts[0] if starts else len(words)
     if first:
         yield _Part(flag=None, words=tuple(words[:first]))
@@ -99,17 +95,14 @@ def _is_flag(word: str) -> bool:
     return False
 
 
+def _is_pair(words: Sequence[str], place: int) -> bool:
+    """Return whether a word is a pair of its own, and not the first value of a flag."""
+    before = words[place - 1] if place else ""
+    return _PAIR.fullmatch(words[place]) is not None and not (_is_flag(before) and "=" not in before)
+
+
 def _surplus(part: _Part, new: Sequence[_Part]) -> tuple[str, ...]:
     """Return words after a replaced flag that are none of its values."""
     if part.joined:
         return ()
     return part.words[2:] if any(one.joined for one in new) else part.words[max(len(one.words) for one in new) :]
-
-
-def _add(words: list[str], word: str) -> None:
-    """Add a word at the end, or a pair in the place of the pairs of its name."""
-    name = _PAIR.fullmatch(word)
-    places = [at for at, other in enumerate(words) if name and (pair := _PAIR.fullmatch(other)) and pair[1] == name[1]]
-    words[slice(places[0], places[0] + 1) if places else slice(len(words), None)] = [word]
-    for at in reversed(places[1:]):
-        del words[at]

@@ -99,6 +99,8 @@ def test_the_same_change_twice_is_one_change(base: list[str], changes: list[str]
         ("-", "--x", "- --x"),
         ("model.lr=1 a", "model.lr=2", "model.lr=2 a"),
         ("--x 1 lr=1 lr=3", "lr=2 b=1", "--x 1 lr=2 b=1"),
+        ("lr=1 a", "lr=2 lr=3", "lr=2 lr=3 a"),
+        ("--set a=1 b=2", "b=3", "--set a=1 b=3"),
         ("--lr 1 data", "--lr 2", "--lr 2 data"),
         ("-c data", "-c", "-c data"),
         ("", "", ""),
