@@ -395,8 +395,9 @@ class _Judge:
 
     def _notes(self, answer: Answer, primary: Comparison | None, chances: Mapping[int, float]) -> Iterator[str]:
         threshold = self.primary.threshold_pct
-        if primary is not None and primary.baseline is not None and answer.measured in _GOOD:
-            yield from [] if primary.blocks < FEW_SEEDS else [bad_runs(primary.blocks)]
+        over_seeds = primary is not None and primary.baseline is not None
+        if primary is not None and over_seeds and answer.measured in _GOOD and primary.blocks >= FEW_SEEDS:
+            yield bad_runs(primary.blocks)
         if primary is not None and answer.measured is VerdictWord.BETTER and gain_pct(primary) < threshold:
             yield f"better by {gain_pct(primary):.2f} %, below the {threshold:.4g} % from which the rule adopts"
         if primary is not None and chances and max(chances.values()) < ENOUGH:

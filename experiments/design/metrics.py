@@ -89,11 +89,11 @@ METRICS: dict[str, Metric] = {
 }
 """All metrics by name: ratios, then single numbers, numbers of tables, losses."""
 
-PROCESS_METRICS = ("process_s", "cpu_s")
-"""Metrics of commands that mark no steps: of the whole process."""
-
 PAIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.decides == "paired")
 """Metrics that can decide by statistics over blocks."""
+
+PROCESS_METRICS: tuple[str, ...] = tuple(name for name in PAIRED_METRICS if METRICS[name].source == "program")
+"""Those of the whole process of a command, which may mark no steps."""
 
 WINDOW_METRICS: tuple[str, ...] = tuple(name for name in PAIRED_METRICS if METRICS[name].kind == "ratio")
 """Paired metrics of the measured window; all follow from its throughput."""

@@ -15,6 +15,7 @@ FIRST_SHARE = 0.8
 """Share of `ALPHA` that the first asking spends."""
 POWER = 0.8
 PLANNED_POWER = 0.98
+"""Power of a planned number of blocks: at least 90 % remain after stalls and spreads withhold words by chance."""
 MAX_BLOCKS = 2000
 """Most blocks of a design."""
 FEWER_BLOCKS = (

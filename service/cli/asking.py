@@ -21,7 +21,6 @@ _TRIALS_S = 480.0
 """Time of all trials: with the check and the start of a stack, an answer comes within ten minutes."""
 _LEAST_WINDOW_S, _MOST_WINDOW_S = 2.0, 15.0
 _LEAST_STEPS, _MOST_STEPS = 10, 5000
-"""An argument such as lr=1e-3, which needs no dashes for some programs."""
 _SCRIPT = (".py", ".sh", ".bash", ".jl", ".R")
 _QUALITY: Mapping[str, Literal["lower", "higher"]] = {
     **dict.fromkeys(("loss", "bpb", "bpc", "ppl", "perplexity", "error", "err", "wer", "mse"), "lower"),

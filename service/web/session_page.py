@@ -72,8 +72,8 @@ def _rows(session: SessionPath, changes: Mapping[str, str]) -> list[tuple[Cell, 
     """Return a row for each proposal, newest first, with the incumbent that it was compared with."""
     rows, incumbent = [], 0
     for one in session.path:
-        link, told = below(f"/a/{one.ablation_id}"), changes.get(one.ablation_id, "")
-        change = Cell(text=shorten(told, LONGEST_CHANGE) or one.name, link=link, note=one.note or "")
+        link, changed = below(f"/a/{one.ablation_id}"), changes.get(one.ablation_id, "")
+        change = Cell(text=shorten(changed, LONGEST_CHANGE) or one.name, link=link, note=one.note or "")
         against = f"proposal {incumbent}" if incumbent else "first baseline"
         level, when = f"{100 * one.level:.2g} %", wording.ago(one.created_at)
         rows.append(

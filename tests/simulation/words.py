@@ -177,7 +177,7 @@ class Rule:
     """What differs between the present rule and the old one."""
 
     stalls_veto: bool = False
-    """Whether stalls took a word whatever the medians say."""
+    """Whether stalls withheld every word, also one that the medians give."""
     by_estimate: bool = False
     """Whether a proved difference is better or worse as soon as the estimate is beyond the margin."""
 

@@ -81,8 +81,8 @@ class ProgramPlace:
 
     def advised(self, message: str) -> str:
         """Return the message of a failure with advice, if there is any."""
-        found = chain(self._of_names(message), self._of_files(message), self._of_missing_files(message))
-        sentences = islice(dict.fromkeys(found), _MOST_SENTENCES)
+        advice = chain(self._of_names(message), self._of_files(message), self._of_missing_files(message))
+        sentences = islice(dict.fromkeys(advice), _MOST_SENTENCES)
         return "; ".join([message, *sentences])[:MESSAGE_LIMIT]
 
     @cached_property

@@ -66,13 +66,13 @@ def _own_secrets() -> tuple[Path, ...]:
 
 def _prefix_of(config: CommandArm) -> Path | None:
     """Return the folder of the Python environment of a program. Raises WorkerError if this machine has none."""
-    known = python_environments()
-    if config.environment is not None and config.environment not in known:
-        names = listed(sorted(known)) or "none"
+    environments = python_environments()
+    if config.environment is not None and config.environment not in environments:
+        names = listed(sorted(environments)) or "none"
         raise WorkerError(
             f"there is no Python environment '{config.environment}' (ABLATE_ENVIRONMENTS); known: {names}"
         )
-    return None if config.environment is None else known[config.environment]
+    return None if config.environment is None else environments[config.environment]
 
 
 def _most_bytes() -> int:

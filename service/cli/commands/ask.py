@@ -103,7 +103,7 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     _write(file, question.spec(times))
     if not times.is_quiet:
         err().print("the machine is busy: blocks count all the same (max_foreign_load: 99%), with wider intervals")
-    err().print(f"wrote {escape(str(file))}, which says what is asked and by which rule it is answered")
+    err().print(f"wrote {escape(str(file))}: the question, and the rule that answers it")
     minutes = wording.counted(max(1, round(question.expected_s(times) / 60)), "minute")
     err().print(f"{question.blocks} blocks of 3 trials (one measures the noise), about {minutes}")
     if not get_client_settings().url:

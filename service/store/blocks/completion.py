@@ -82,8 +82,8 @@ def _stop_early(connection: Connection, row: Row[Any]) -> bool:
 def _first_block_problem(connection: Connection, row: Row[Any]) -> str | None:
     """Return why the first block to end leaves nothing to compare; None if it does not, or is not the only one.
 
-    One trial without a measurement keeps its variant from every verdict, and one of the baseline keeps all of them, so
-    further blocks would change no answer.
+    One trial without a measurement keeps its variant from every verdict. The judge spares one baseline of six that
+    failed alone, but a program that fails in its first block mostly fails in every one.
     """
     if row.blocks_done == 0 and row.blocks_failed == 1:
         return _unprepared(connection, row.id)

@@ -341,12 +341,12 @@ def test_a_metric_that_repeats_bit_for_bit_needs_no_more_aa_blocks_and_widens_no
     assert (calibration.sd_pct, calibration.drift_pct_per_hour, dependence_of([calibration])) == (0, 0, 0)
     assert repeats_exactly(spec, plan, [calibration])
     assert size_of(spec, plan, [calibration]) is None
-    known = Circumstances(admission=Admission(calibrations=(calibration,), refused_because=None))
-    variant = only(judged(spec, plan, drawn(plan, np.random.default_rng(1), effect=-0.1, sd=0.001), known))
+    circumstances = Circumstances(admission=Admission(calibrations=(calibration,), refused_because=None))
+    variant = only(judged(spec, plan, drawn(plan, np.random.default_rng(1), effect=-0.1, sd=0.001), circumstances))
     assert variant.primary is not None
     assert variant.primary.widened == 1.0
     assert not any("wider" in note for note in variant.notes)
-    table = calibrations_table(known)
+    table = calibrations_table(circumstances)
     assert {row[0].text: row[1].text for row in table.rows}["drift"] == wording.NOTHING
     body = canonical_json(program_values(design__blocks="auto")).encode()
     auto = parse_spec(body, "application/json")
@@ -379,8 +379,8 @@ def test_a_printed_number_that_contradicts_the_counted_one_is_named() -> None:
     verdict = judge(plan, spec, receipts, ADMITTED)
     (text,) = only(verdict).contradictions
     counted = values[2, "fused"]["val_bpb"]
-    said = f"it printed 0.001 as val_bpb, but {counted:.6g} counts (block 3; so in 2 of its 6 trials)"
-    assert text == f"arm 'fused' contradicts itself: {said}"
+    numbers = f"it printed 0.001 as val_bpb, but {counted:.6g} counts (block 3; so in 2 of its 6 trials)"
+    assert text == f"arm 'fused' contradicts itself: {numbers}"
     assert lay_out(verdict).caveat.startswith(text)
     assert text in lay_out(verdict).variants[0].remarks
     assert only(judge(plan, spec, program_receipts(plan, values), ADMITTED)).contradictions == ()

@@ -241,8 +241,8 @@ def test_a_good_loss_says_what_its_seeds_cannot_exclude_in_the_first_line_below_
         for arm in b.order
     }
     variant = only(judged(spec, losses))
-    told = f"{seeds} seeds do not exclude that up to {share} of this arm's runs end far worse than these"
+    caveat = f"{seeds} seeds do not exclude that up to {share} of this arm's runs end far worse than these"
     assert variant.verdict is VerdictWord.SAME
-    assert (told in variant.reason, told in variant.notes) == (seeds < 12, seeds >= 12)
-    assert told in variant.requirements[0].detail
+    assert (caveat in variant.reason, caveat in variant.notes) == (seeds < 12, seeds >= 12)
+    assert caveat in variant.requirements[0].detail
     assert (1 - float(share[:-1]) / 100) ** seeds == pytest.approx(0.05, rel=0.1)

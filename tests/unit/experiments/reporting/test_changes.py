@@ -70,10 +70,10 @@ words = st.lists(st.text("ab=-.1", min_size=1, max_size=4), max_size=5)
 @given(words, words)
 def test_arms_differ_in_words_exactly_if_they_differ(base: list[str], own: list[str]) -> None:
     values = command_values(baseline={"args": base}, variants={"x": {"args": own}})
-    said = changes_in_spec(json.dumps(values), "application/json")["x"].changes
+    changes = changes_in_spec(json.dumps(values), "application/json")["x"].changes
     if base == own:
-        assert said == ()
-    for change in said:
+        assert changes == ()
+    for change in changes:
         assert str(change).strip()
         assert change.before != change.after
 

@@ -1,4 +1,4 @@
-"""Changed lines of sent code: what a page shows of two archives, whatever they hold."""
+"""Changed lines of sent code, which a page shows for any two archives."""
 
 import gzip
 import io
