@@ -17,7 +17,7 @@ CALLED_PATTERN = "^[A-Za-z0-9_-]{1,63}$"
 NODE_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$"
 TOKEN_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # noqa: S105 - the pattern of a name
 LISTED_NAME = "^([A-Za-z0-9][A-Za-z0-9._-]{0,63}|node/[A-Za-z0-9][A-Za-z0-9._-]{0,119})$"
-"""Names in `ablate tokens list`: tokens of people and keys of nodes."""
+"""Names in `ablate admin tokens list`: tokens of people and keys of nodes."""
 COMMIT_LABEL = "commit."
 """Beginning of the labels that name the commit of each arm: `commit.baseline`."""
 REASON = "^[ -~]{1,500}$"

@@ -72,11 +72,11 @@ class Settings(BaseSettings):
     least_disk_gib: float = Field(default=1.0, ge=0)
     """A node with less free space in its state folder takes no block."""
     trial_disk_gib: float = Field(default=4.0, gt=0)
-    """Most space of a running trial's files, and of one of them. A trial that uses more ends as `output_limit`. `ablate
-    exec` and `ablate check` follow it, too."""
+    """Most space of a running trial's files, and of one of them. A trial that uses more ends as `output_limit`.
+    `ablate offline exec` and `ablate check` follow it, too."""
     trial_processes: int = Field(default=MOST_PROCESSES, ge=1, lt=2**22)
     """Most processes of a running trial, and one part in 16 of its threads. A trial that has more ends as `user_error`.
-    `ablate exec` follows it, too."""
+    `ablate offline exec` follows it, too."""
     corpus_dirs: str = ""
     """Folders that may contain a spec's corpus, separated by colons. Empty allows only the built-in ones."""
 
@@ -88,7 +88,7 @@ class Settings(BaseSettings):
     trial_readable: str = ""
     """Files and folders that every trial of this node may read, separated by colons. Specs may name them, and those of
     ABLATE_CODE_DIRS and ABLATE_CORPUS_DIRS, in `workload.data`; where any folder may contain code, any other path, too.
-    `ablate exec` and `ablate check` follow it, too."""
+    `ablate offline exec` and `ablate check` follow it, too."""
     environments: str = ""
     """Python environments for commands: `name=folder` pairs, separated by commas. A folder may begin with `~`."""
     secrets: Path | None = None

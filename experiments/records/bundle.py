@@ -1,4 +1,4 @@
-"""The bundle, written by `ablate exec` and read by `ablate import`.
+"""The bundle, written by `ablate offline exec` and read by `ablate offline import`.
 
     manifest.json                      digests of all other files, and its own
     plan.json                          the plan file, unchanged
@@ -7,7 +7,7 @@
     blocks/<number>/<place>-<arm>/     receipt.json and log.txt of one trial
     attempts/<attempt id>.json         a broken attempt at a block
 
-The folder `work` beside them belongs to a running `ablate exec` and is not part of the bundle.
+The folder `work` beside them belongs to a running `ablate offline exec` and is not part of the bundle.
 """
 
 from collections.abc import Mapping, Sequence

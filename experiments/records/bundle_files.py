@@ -16,7 +16,7 @@ from ablate.experiments.errors import BundleError, SpecProblem
 
 MANIFEST, PLAN, BLOCK, RECEIPT, LOG = "manifest.json", "plan.json", "block.json", "receipt.json", "log.txt"
 WORK = "work"
-"""Folder of a running `ablate exec`; no part of the bundle."""
+"""Folder of a running `ablate offline exec`; no part of the bundle."""
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 

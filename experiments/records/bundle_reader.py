@@ -161,7 +161,7 @@ def _manifest_problems(manifest: Manifest, files: Mapping[str, bytes]) -> list[S
     if manifest.schema_version != SCHEMA_VERSION:
         detail = f"schema_version is {manifest.schema_version}; this program judges {SCHEMA_VERSION}"
         earlier = is_earlier(manifest.schema_version, LAST_BUNDLE)
-        hint = f"release {RELEASE} judged it; `ablate receipts verify` checks digests and signatures"
+        hint = f"release {RELEASE} judged it; `ablate offline verify` checks digests and signatures"
         return [SpecProblem(pointer=MANIFEST, detail=detail, hint=hint if earlier else None)]
     return _file_problems(manifest, files)
 

@@ -1,6 +1,6 @@
 """The plan file: an ablation for a node without a service, sealed by one digest.
 
-`ablate plan SPEC --out` writes plan.json, or plan.tar with the code that it names. `ablate exec` runs it, and every
+`ablate plan SPEC --out` writes plan.json, or plan.tar with its code. `ablate offline exec` runs it, and every
 bundle contains it unchanged. It has the ids of ablation, blocks and trials, so receipts from any node name them.
 """
 
@@ -220,7 +220,7 @@ def differences(file: PlanFile) -> list[str]:
 
 SUFFIX = ".tar"
 _README = """This tar file has the plan of an ablation (plan.json) and the code of its arms (code/*.tar.gz).
-Run it on a node: ablate exec FILE --out bundle/
+Run it on a node: ablate offline exec FILE --out bundle/
 """
 
 

@@ -149,7 +149,7 @@ def judge_bundle(bundle: Bundle, calibrations: Sequence[Calibration] = ()) -> Ve
 
 
 def _not_run(bundle: Bundle) -> str | None:
-    """Return that the budget is used up if blocks are missing for that reason; `ablate exec` starts none beyond it."""
+    """Return that the budget is used up if blocks are missing for that reason; `ablate offline exec` stops there."""
     if not bundle.missing:
         return None
     seconds = sum(one.seconds for one in (*(block.attempt for block in bundle.blocks), *bundle.broken))

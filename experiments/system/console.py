@@ -53,31 +53,40 @@ class CommandGroup(TyperGroup):
         _run_and_exit(super().main, *arguments, **options)
 
 
-def commands_in(package: ModuleType) -> type[CommandGroup]:
+def commands_in(package: ModuleType, groups: Mapping[str, str] | None = None) -> type[CommandGroup]:
     """Return the group of a package's commands.
 
-    Each command is a module of the command's name, with its Typer application as `app`.
+    Each command is a module of the command's name, with its Typer application as `app`. Each of `groups` is a package
+    of such modules, with its help.
     """
-    return type("Folder", (CommandFolder,), {"package": package})
+    return type("Folder", (CommandFolder,), {"package": package, "groups": groups or {}})
 
 
 class CommandFolder(CommandGroup):
     """The commands of one package. It imports a module when its command is asked for."""
 
     package: ClassVar[ModuleType]
+    groups: ClassVar[Mapping[str, str]] = {}
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # Typer's own class is private
         """Return the names of all commands."""
-        modules = sorted(module.name for module in pkgutil.iter_modules(self.package.__path__))
-        return [module.rstrip("_").replace("_", "-") for module in modules]
+        modules = {module.name.rstrip("_").replace("_", "-") for module in pkgutil.iter_modules(self.package.__path__)}
+        return sorted(modules | set(self.commands))
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         """Return the command of this name, or None if it has no module."""
         if cmd_name not in self.commands and cmd_name in self.list_commands(ctx):
-            module = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
-            group = load_group(cmd_name, lambda: import_module(f"{self.package.__name__}.{module}").app)
+            group = load_group(cmd_name, lambda: self._app(cmd_name))
             self.commands[cmd_name] = group if group.name else group.commands[cmd_name]
         return self.commands.get(cmd_name)
+
+    def _app(self, name: str) -> typer.Typer:
+        file = f"{name}_" if iskeyword(name) else name.replace("-", "_")
+        module = import_module(f"{self.package.__name__}.{file}")
+        if name in self.groups:
+            return typer.Typer(name=name, cls=commands_in(module), help=self.groups[name], no_args_is_help=True)
+        app: typer.Typer = module.app
+        return app
 
 
 def load_group(name: str, load: Callable[[], typer.Typer]) -> Any:
@@ -147,6 +156,30 @@ def _silence_output() -> ExitCode:
 
 GROUP = "ablate.commands"
 
+PANELS: Mapping[str, tuple[str, ...]] = {
+    "Ask": ("ask", "demo", "init", "check", "plan", "run", "sessions", "try", "aa", "cancel", "catalog"),
+    "See": ("list", "show", "watch", "verdict", "log", "history", "open"),
+    "Share": ("report", "share"),
+    "Run a service": ("up", "down", "status", "worker", "nodes", "admin"),
+    "Without a service": ("offline",),
+}
+"""Commands in the order of the program's help, by subject."""
+
+MOVED = {
+    "submit": "ablate run SPEC --detach",
+    "calibration": "ablate nodes calibration",
+    "exec": "ablate offline exec",
+    "import": "ablate offline import",
+    "assess": "ablate offline assess",
+    "receipts": "ablate offline receipts, verify or trace",
+    **{name: f"ablate catalog {name}" for name in ("gates", "recipes", "schema")},
+    **{
+        name: f"ablate admin {name}"
+        for name in ("backup", "keys", "mlflow", "notifications", "priority", "restore", "tokens")
+    },
+}
+"""Commands of release 0.1 and what to type now."""
+
 _HELP = (
     "Is a change to the training stack better, by how much, and can you trust the answer? "
     f"Start with `ablate demo`. Exit codes: 0 success, 1 to 4 a decision, {ExitCode.ERROR} an error, "
@@ -163,7 +196,8 @@ def main() -> None:
 def build(groups: Iterable[EntryPoint]) -> typer.Typer:
     """Return the program made of these groups.
 
-    A group with a name becomes a sub-command; the commands of the other groups appear at the top level.
+    A group with a name becomes a sub-command; the commands of the other groups appear at the top level. The entry
+    `GROUP.COMMAND` adds its command to that group.
     """
     root = typer.Typer(
         cls=type("Ablate", (_Program,), {"entries": tuple(sorted(groups, key=lambda entry: entry.value))}),
@@ -180,25 +214,38 @@ class _Program(CommandGroup):
     """The commands of all groups. Looking up a command imports groups until one has it."""
 
     entries: ClassVar[tuple[EntryPoint, ...]] = ()
+    advice: ClassVar[Mapping[str, str]] = {name: f"It is now: {words}" for name, words in MOVED.items()}
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # Typer's own class is private
-        """Return the names of all commands."""
-        groups = [_group(entry) for entry in self.entries]
-        return [name for group in groups for name in ([group.name] if group.name else group.list_commands(ctx))]
+        """Return the names of all commands in the order of `PANELS`."""
+        groups = [_group(entry) for entry in self.entries if "." not in entry.name]
+        names = [name for group in groups for name in ([group.name] if group.name else group.list_commands(ctx))]
+        order = [name for panel in PANELS.values() for name in panel]
+        return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         """Return the command of this name, or None."""
-        for entry in sorted(self.entries, key=lambda entry: entry.name != cmd_name):
+        whole = [entry for entry in self.entries if "." not in entry.name]
+        for entry in sorted(whole, key=lambda entry: entry.name != cmd_name):
             group = _group(entry)
             command = group if group.name == cmd_name else None if group.name else group.get_command(ctx, cmd_name)
             if command is not None:
-                return command
+                return self._completed(ctx, command, cmd_name)
         return None
+
+    def _completed(self, ctx: typer.Context, command: Any, name: str) -> Any:
+        """Return a command in its panel, a group with the commands that other entries add to it."""
+        command.rich_help_panel = next((panel for panel, names in PANELS.items() if name in names), None)
+        for entry in self.entries:
+            group_name, _, own = entry.name.partition(".")
+            if own and group_name == name:
+                command.add_command(_group(entry).get_command(ctx, own), own)
+        return command
 
 
 @cache
 def _group(entry: EntryPoint) -> Any:
-    return load_group(entry.name, entry.load)
+    return load_group(entry.name.rpartition(".")[2], entry.load)
 
 
 def _print_version(requested: bool) -> None:

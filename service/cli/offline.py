@@ -87,7 +87,7 @@ def write_plan(
     elif file.countersigned is not None:
         number = file.countersigned.family.number
         console.print(f"  counted  as asking {number} of its question, by service {file.countersigned.signature.key}")
-    console.print(f"  run      ablate exec {escape(path.name)} --out bundle/    (on the node, in this version)")
+    console.print(f"  run      ablate offline exec {escape(path.name)} --out bundle/    (on the node, in this version)")
     console.print("  or       python -m ablate.workers.offline ...    (in a checkout, without installing)")
 
 

@@ -1,6 +1,5 @@
-"""Commands of the embedded stack: up, down, status, backup, restore, demo."""
+"""Commands of the embedded stack: up, down, status, demo."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,6 @@ from ablate.experiments.outcomes import ExitCode
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, names, numbers, texts
 from ablate.service.cli.output import JsonOption, err, guarded, out, print_json
-from ablate.service.settings import get_settings
 from ablate.service.stack import control
 from ablate.service.stack.layout import StackFiles, home_files
 from ablate.service.stack.parts import NO_WORKER
@@ -86,53 +84,6 @@ def status(as_json: JsonOption = False) -> None:
             out().print(f"  [red]{escape(name)}[/]  {escape(detail)}")
     if state is None or not state.is_whole or degraded:
         raise typer.Exit(ExitCode.UNMET)
-
-
-@app.command()
-@guarded
-def backup(file: Annotated[Path, typer.Argument(help="The new file.")], as_json: JsonOption = False) -> None:
-    """Copy the database of this home to a new file. The stack may be running."""
-    from ablate.service.stack.backup import back_up  # imports SQLAlchemy
-
-    size = back_up(get_settings().sqlalchemy_url, file)
-    if as_json:
-        print_json({"file": str(file.absolute()), "bytes": size})
-    else:
-        out().print(f"{escape(str(file))}: {size:,} bytes; rebuild MLflow from it with: ablate mlflow rebuild")
-
-
-@app.command()
-@guarded
-def restore(
-    file: Annotated[Path, typer.Argument(help="A file from `ablate backup`.")],
-    keep_revocations: Annotated[
-        bool,
-        typer.Option(
-            "--keep-revocations", help="End again what was revoked or replaced since the backup: tokens and keys."
-        ),
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Replace the database of this home with a backup. The stack must be down.
-
-    Tokens and keys that were revoked since the backup are valid again, and are listed, unless --keep-revocations.
-    """
-    from ablate.service.stack.backup import restore as put_back
-
-    previous, revived = put_back(get_settings().sqlalchemy_url, file, home_files(), keep_revocations=keep_revocations)
-    if as_json:
-        ended = {"revived": [] if keep_revocations else revived, "ended_again": revived if keep_revocations else []}
-        print_json({"kept": None if previous is None else str(previous), **ended})
-        return
-    if previous is not None:
-        out().print(f"the previous database is now {escape(str(previous))}")
-    if revived is None:
-        out().print("[yellow]nobody can read it, so whatever was revoked since the backup is valid again[/]")
-    for line in revived or ():
-        out().print(f"  {'ended again' if keep_revocations else '[red]valid again[/]'}  {escape(line)}")
-    if revived and not keep_revocations:
-        out().print("end them again: ablate restore --keep-revocations FILE, or revoke each")
-    out().print("restored; next: ablate up    ablate mlflow rebuild")
 
 
 @app.command()

@@ -57,7 +57,7 @@ def ablations(rows: "Iterable[AblationPublic]") -> RenderableType:
         created = wording.moment(row.created_at)
         answer, waits = escape(row.answer or time_left(row)), escape(row.waiting_for or "")
         table.add_row(escape(row.name), row.id, state(row.state), blocks(row), answer, waits, created)
-    return table if table.rows else Text("No ablation yet. Submit one: ablate submit demo")
+    return table if table.rows else Text("No ablation yet. Submit one: ablate run demo")
 
 
 def blocks(row: "AblationPublic") -> str:

@@ -27,7 +27,9 @@ RequireOption = Annotated[
 CalibrationOption = Annotated[
     list[Path] | None,
     typer.Option(
-        "--calibration", metavar="FILE", help="For a bundle: an A/A bundle, or a file from `ablate calibration --out`."
+        "--calibration",
+        metavar="FILE",
+        help="For a bundle: an A/A bundle, or a file from `ablate nodes calibration --out`.",
     ),
 ]
 

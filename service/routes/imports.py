@@ -244,7 +244,7 @@ def _check_signatures(store: Store, bundle: Bundle, *, trusted: Collection[str],
 
 def _untrusted(refused: Iterable[tuple[str, str, str]]) -> Iterator[SpecProblem]:
     for node, key, why in refused:
-        hint = f"compare it with the key that `ablate exec` printed on the node, then import with --trust {key}"
+        hint = f"compare it with the key that `ablate offline exec` printed on the node, then import with --trust {key}"
         yield _at("query:trust", f"the bundles are signed by {key} as node '{node}'; this key {why}", hint)
 
 

@@ -226,8 +226,8 @@ class _Supervisor:
 def check_databases(files: StackFiles) -> None:
     """Raise StackError for a database that SQLite cannot read or finds damaged."""
     remedies = {
-        files.database: "restore a file from `ablate backup`: ablate restore FILE",
-        files.mlflow_database: f"remove {files.mlflow}, then run: ablate up, ablate mlflow rebuild",
+        files.database: "restore a file from `ablate admin backup`: ablate admin restore FILE",
+        files.mlflow_database: f"remove {files.mlflow}, then run: ablate up, ablate admin mlflow rebuild",
     }
     for database, remedy in remedies.items():
         problem = _problem(database) if database.exists() else None

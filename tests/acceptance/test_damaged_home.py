@@ -51,21 +51,21 @@ def test_damaged_files_are_refused_with_their_remedies_which_lose_no_result(tmp_
     try:
         first = home.up()
         assert home.run("run", str(spec)).returncode == 0
-        assert home.run("backup", str(backup)).returncode == 0
+        assert home.run("admin", "backup", str(backup)).returncode == 0
         os.kill(first["supervisor_pid"], signal.SIGKILL)
         until(lambda: not part_processes.stack_mark(first["stack_id"]).members())
         for path in (files.state, files.home / "data", files.broker_password, files.home / "tokens" / "worker"):
             text = refusal(home, path)
             assert "remove it, then run: ablate up" in text or "remove the file, and run: ablate up" in text
             path.unlink()
-        assert f"remove {files.mlflow}, then run: ablate up, ablate mlflow rebuild" in refusal(
+        assert f"remove {files.mlflow}, then run: ablate up, ablate admin mlflow rebuild" in refusal(
             home, files.mlflow_database
         )
         shutil.rmtree(files.mlflow)
         assert "file is not a database; if it is damaged, restore" in refusal(home, files.database)
-        assert home.run("restore", str(backup)).returncode == 0
+        assert home.run("admin", "restore", str(backup)).returncode == 0
         home.up()
-        assert home.run("mlflow", "rebuild").returncode == 0
+        assert home.run("admin", "mlflow", "rebuild").returncode == 0
         until(lambda: runs_in(home.mlflow()) == RUNS)
         assert home.run("run", str(spec)).returncode == 0
         files.state.write_bytes(GARBAGE)

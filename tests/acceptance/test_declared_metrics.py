@@ -95,13 +95,13 @@ def test_a_recipe_shows_the_operators_of_its_arms(home: Home, tmp_path: Path) ->
     chunked = variant(home, "profiled", "chunked")
     assert chunked["step_kernels"]["kernels"] > 10
     assert not chunked["step_kernels"]["same"]
-    for receipt in json.loads(home.run("receipts", "get", "profiled").stdout):
+    for receipt in json.loads(home.run("offline", "receipts", "profiled").stdout):
         assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
         assert sum(calls for name, calls, _us in receipt["step_kernels"] if "mm" in name) > 10
     until(lambda: is_projected(home, "profiled"), pause_s=PAUSE_S)
     shown = contents(home.mlflow())
     assert any("chunked" in run["name"] for run in shown.values() if "kernels.csv" in dict(run["files"]))
-    rebuilt = json.loads(home.run("mlflow", "rebuild", "--json").stdout)
+    rebuilt = json.loads(home.run("admin", "mlflow", "rebuild", "--json").stdout)
     assert rebuilt == {"projected": len(answer(home, "list"))}
     assert contents(home.mlflow()) == shown
 
@@ -114,7 +114,7 @@ def test_a_declared_metric_decides_after_its_own_noise_is_known(home: Home, tmp_
     assert (fused["measured"], fused["verdict"], fused["cause"]) == ("better", "inconclusive", "uncalibrated"), fused
     calibrated = home.run("aa", "cpu", "--like", str(spec))
     assert calibrated.returncode in range(5), calibrated.stdout + calibrated.stderr
-    (noise,) = [one["calibration"] for one in answer(home, "calibration")["items"]]
+    (noise,) = [one["calibration"] for one in answer(home, "nodes", "calibration")["items"]]
     assert (noise["metric"], noise["blocks"], noise["sd_pct"]) == ("val_bpb", 20, 0.0)
     again = home.run("run", str(spec), "--require", "adopt")
     assert again.returncode == 0, again.stdout + again.stderr
@@ -153,7 +153,7 @@ def test_a_plan_with_a_declared_metric_runs_without_a_service(home: Home, tmp_pa
     (fused,), key = _ran_offline(offline, tmp_path / "profiled", values)
     changes = {one["name"]: one for one in fused["step_kernels"]["changes"]}
     assert changes["aten::addmm"]["baseline"] is None
-    brought = home.run("import", str(tmp_path / "profiled" / "bundle"), "--trust", key, "--json")
+    brought = home.run("offline", "import", str(tmp_path / "profiled" / "bundle"), "--trust", key, "--json")
     assert brought.returncode == 0, brought.stderr
     until(lambda: home.run("verdict", "operators", "--json").returncode in range(5), pause_s=PAUSE_S)
     shown = home.run("show", "operators").stdout
@@ -163,7 +163,7 @@ def test_a_plan_with_a_declared_metric_runs_without_a_service(home: Home, tmp_pa
     page = tmp_path / "page.html"
     assert home.run("report", "operators", "-o", str(page)).returncode == 0
     assert "aten::addmm" in page.read_text()
-    for receipt in json.loads(home.run("receipts", "get", "operators").stdout):
+    for receipt in json.loads(home.run("offline", "receipts", "operators").stdout):
         assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
         assert receipt["program"]["kernels"]
 
@@ -175,7 +175,7 @@ def _ran_offline(home: Home, folder: Path, values: dict[str, Any]) -> tuple[list
     spec.write_text(json.dumps(values))
     assert home.run("plan", str(spec), "--out", str(plan)).returncode == 0
     home.environment |= {"ABLATE_ACCEPT_CODE": "true"}
-    ran = home.run("exec", str(plan), "--out", str(bundle))
+    ran = home.run("offline", "exec", str(plan), "--out", str(bundle))
     assert ran.returncode == 0, ran.stdout + ran.stderr
     (key,) = set(re.findall(r"ed25519:[\w-]+", ran.stdout + ran.stderr))
     return json.loads(home.run("verdict", str(bundle), "--json").stdout)["variants"], key

@@ -109,7 +109,7 @@ def test_a_program_goes_from_its_spec_to_a_verdict_and_every_receipt_verifies(
     until(lambda: is_projected(home, name), pause_s=PAUSE_S)
     again = home.run("aa", "cpu", "--like", name, "--blocks", "6")
     assert again.returncode in range(5), again.stdout + again.stderr
-    assert answer(home, "calibration")["items"][0]["calibration"]["key"]["recipe"] == "command"
+    assert answer(home, "nodes", "calibration")["items"][0]["calibration"]["key"]["recipe"] == "command"
 
 
 def test_the_python_client_works_beside_files_with_the_names_of_our_packages(home: Home, folder: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_python_client_works_beside_files_with_the_names_of_our_packages(hom
 
 
 def _receipts(home: Home, ablation: str) -> None:
-    receipts = json.loads(home.run("receipts", "get", ablation).stdout)
+    receipts = json.loads(home.run("offline", "receipts", ablation).stdout)
     assert len(receipts) == 18
     for receipt in receipts:
         assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
@@ -158,7 +158,7 @@ def test_a_program_without_marks_is_judged_by_the_time_of_its_process(home: Home
     assert slow["measured"] == "worse", slow
     assert slow["primary"]["delta_pct"] > 50
     assert "the time is that of the whole process, with its start" in slow["notes"]
-    for receipt in json.loads(home.run("receipts", "get", "whole").stdout):
+    for receipt in json.loads(home.run("offline", "receipts", "whole").stdout):
         assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
         assert (receipt["summary"], receipt["steps"]) == (None, [])
     assert home.run("report", "whole", "-o", str(tmp_path / "page.html")).returncode == 0
@@ -178,14 +178,14 @@ def test_a_token_without_the_scope_and_a_node_that_accepts_no_code_run_nothing(t
 def _nothing_runs(home: Home, tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(spec_for(write_program(tmp_path / "code"))))
-    secret = answer(home, "tokens", "create", "ada", "--scope", "submit")["secret"]
+    secret = answer(home, "admin", "tokens", "create", "ada", "--scope", "submit")["secret"]
     home.environment["ABLATE_TOKEN"] = secret
-    refused = home.run("submit", str(spec))
+    refused = home.run("run", str(spec), "--detach")
     assert refused.returncode == 5
     assert "scope 'code'" in refused.stderr
     del home.environment["ABLATE_TOKEN"]
-    home.environment["ABLATE_TOKEN"] = answer(home, "tokens", "create", "bob", "--scope", "code")["secret"]
-    accepted = home.run("submit", str(spec))
+    home.environment["ABLATE_TOKEN"] = answer(home, "admin", "tokens", "create", "bob", "--scope", "code")["secret"]
+    accepted = home.run("run", str(spec), "--detach")
     assert accepted.returncode == 0, accepted.stderr
     assert "command" in accepted.stdout + accepted.stderr, "it waits for a node that takes commands"
     for _ in range(2):  # it asks for work again
@@ -229,7 +229,7 @@ def test_a_pull_request_is_measured_by_its_commits_and_every_receipt_names_its_c
     assert f"Measured: `baseline` is commit {main[:12]}, `slow` is commit {change[:12]}; by throughput." in comment
     assert "[page](http://127.0.0.1:" in comment
     assert answer(home, "list", "--label", f"commit.slow={change}")[0]["name"] == "sent"
-    receipts = json.loads(home.run("receipts", "get", "sent").stdout)
+    receipts = json.loads(home.run("offline", "receipts", "sent").stdout)
     assert len(receipts) == 18
     trees["else"] = pack_code(other).tree
     for receipt in receipts:
@@ -256,7 +256,7 @@ def test_an_archive_that_leaves_its_folder_runs_nowhere_and_says_why(home: Home,
     spec["workload"] |= {"code": {"archive": digest}}
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(spec))
-    refused = home.run("submit", str(path))
+    refused = home.run("run", str(path), "--detach")
     assert refused.returncode == 5
     assert f"#/workload/code  the service has no archive {digest}" in refused.stderr
     url = json.loads((home.files.home / "stack.json").read_text())["api_url"]

@@ -51,15 +51,15 @@ def test_a_package_brings_its_recipe_from_installation_to_a_verdict(home: Home, 
     values["placement"]["max_foreign_load"] = "99%"  # other tests run meanwhile
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(values), encoding="utf-8")
-    assert "own-mlp" in home.run("recipes").stdout
+    assert "own-mlp" in home.run("catalog", "recipes").stdout
     home.up()
-    gates = answer(home, "gates")
+    gates = answer(home, "catalog", "gates")
     assert {gate["name"] for gate in gates if "own-mlp" in gate["recipes"]} == {"activation", "foreach"}
     ran = home.run("run", str(spec))
     assert ran.returncode in range(5), ran.stdout + ran.stderr
     verdict = answer(home, "verdict", "own-mlp-gates")
     assert {one["gates_live"] for one in verdict["variants"]} == {"12/12"}, verdict
-    receipts = json.loads(home.run("receipts", "get", "own-mlp-gates").stdout)
+    receipts = json.loads(home.run("offline", "receipts", "own-mlp-gates").stdout)
     assert len(receipts) == 12
     for receipt in receipts:
         assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []

@@ -35,7 +35,7 @@ def verdict_and_receipts(home: Home, ablation_id: str) -> dict[str, Any]:
     """Return what people read of an ablation."""
     return {
         "verdict": json.loads(home.run("verdict", ablation_id, "--json").stdout),
-        "receipts": home.run("receipts", "get", ablation_id, "--json").stdout,
+        "receipts": home.run("offline", "receipts", ablation_id, "--json").stdout,
     }
 
 
@@ -46,26 +46,26 @@ def test_a_restored_home_says_the_same_shows_the_same_and_works_on(tmp_path: Pat
     try:
         home.up()
         first = ran(home, spec)
-        assert json.loads(home.run("mlflow", "rebuild", "--json").stdout) == {"projected": 1}
+        assert json.loads(home.run("admin", "mlflow", "rebuild", "--json").stdout) == {"projected": 1}
         before, shown = verdict_and_receipts(home, first), contents(home.mlflow())
         assert len(shown) == 7, "one parent, two arms and four trials"
-        assert home.run("backup", str(backup)).returncode == 0
+        assert home.run("admin", "backup", str(backup)).returncode == 0
         assert backup.stat().st_mode & 0o777 == 0o600
-        assert home.run("backup", str(backup)).returncode == 5, "a backup is never overwritten"
-        assert home.run("submit", str(spec)).returncode == 0
+        assert home.run("admin", "backup", str(backup)).returncode == 5, "a backup is never overwritten"
+        assert home.run("run", str(spec), "--detach").returncode == 0
         later = str(listed(home)[0]["id"])
-        refused = home.run("restore", str(backup))
+        refused = home.run("admin", "restore", str(backup))
         assert refused.returncode == 5
         assert "ablate down" in refused.stderr
         home.run("down")
         shutil.rmtree(home.files.mlflow)
-        kept = json.loads(home.run("restore", str(backup), "--json").stdout)["kept"]
+        kept = json.loads(home.run("admin", "restore", str(backup), "--json").stdout)["kept"]
         assert Path(kept).is_file()
         home.up()
         assert [row["id"] for row in listed(home)] == [first]
         assert home.run("show", later).returncode == 5
         assert verdict_and_receipts(home, first) == before
-        assert json.loads(home.run("mlflow", "rebuild", "--json").stdout) == {"projected": 1}
+        assert json.loads(home.run("admin", "mlflow", "rebuild", "--json").stdout) == {"projected": 1}
         assert contents(home.mlflow()) == shown
         ran(home, spec)
         assert len(listed(home)) == 2, "the worker registered again and runs what comes"
@@ -84,7 +84,7 @@ def test_what_is_no_backup_changes_nothing(tmp_path: Path, content: bytes | None
     database.write_bytes(b"as it was")
     if content is not None:
         file.write_bytes(content)
-    done = home.run("restore", str(file))
+    done = home.run("admin", "restore", str(file))
     assert done.returncode == 5
     assert said in done.stderr
     assert database.read_bytes() == b"as it was"

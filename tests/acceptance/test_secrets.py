@@ -145,12 +145,16 @@ def test_no_secret_of_a_program_is_in_anything_that_the_stack_keeps_or_serves(tm
         link = json.loads(home.run("share", "latest", "--json").stdout)["url"]
         texts = [ran.stdout, ran.stderr, httpx.get(link, trust_env=False).text, *_answers(stack["api_url"], admin)]
         texts += [*_commands(home), home.run("verdict", "latest", "--explain").stdout]
-        texts += [home.run(*words, "latest/1/baseline").stdout for words in (["log"], ["receipts", "get", "--json"])]
+        texts += [
+            home.run(*words, "latest/1/baseline").stdout for words in (["log"], ["offline", "receipts", "--json"])
+        ]
         texts += [home.run("verdict", "latest", "--markdown").stdout]
         home.run("plan", str(spec), "--out", str(tmp_path / "plan.tar"))
     finally:
         home.run("down")
-    executed = home.run("exec", str(tmp_path / "plan.tar"), "--out", str(tmp_path / "bundle"), "--blocks", "1")
+    executed = home.run(
+        "offline", "exec", str(tmp_path / "plan.tar"), "--out", str(tmp_path / "bundle"), "--blocks", "1"
+    )
     assert executed.returncode == 0, executed.stderr
     texts += [executed.stdout, executed.stderr]
     assert "HF_TOKEN" in "".join(_commands_about(texts)), "the doctor lists the names"
@@ -215,7 +219,7 @@ def hears_a_submission(home: Home, broker_url: str, spec: Path) -> bool:
                 return bool(heard)
 
             hears()  # it subscribes when it first waits
-            assert home.run("submit", str(spec)).returncode == 0
+            assert home.run("run", str(spec), "--detach").returncode == 0
             return bool(until(hears))
 
 
@@ -316,8 +320,8 @@ def _answers(url: str, admin: str) -> list[str]:
 def _commands(home: Home) -> list[str]:
     """What the commands print about tokens, nodes and the stack."""
     asked = (
-        ["tokens", "list"],
-        ["tokens", "list", "--json"],
+        ["admin", "tokens", "list"],
+        ["admin", "tokens", "list", "--json"],
         ["nodes"],
         ["nodes", "--json"],
         ["status", "--json"],

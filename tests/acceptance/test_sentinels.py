@@ -46,8 +46,8 @@ def calibrated(home: Home, spec: Path) -> dict[str, Any]:
     """Run A/A ablations until the node is admitted: one in a hundred is refused by chance."""
     for _ in range(3):
         home.run("aa", "cpu", "--like", str(spec), "--json")
-        until(lambda: answer(home, "calibration")["items"] != [], pause_s=PAUSE_S)
-        (known,) = answer(home, "calibration")["items"]
+        until(lambda: answer(home, "nodes", "calibration")["items"] != [], pause_s=PAUSE_S)
+        (known,) = answer(home, "nodes", "calibration")["items"]
         if known["problem"] is None:
             return dict(known["calibration"])
     raise AssertionError(known["problem"])
@@ -65,12 +65,12 @@ def test_the_stack_asks_for_sentinels_by_itself_and_counts_what_they_say(home: H
     assert {block["source"] for block in before["samples"]} == {"calibration"}
     until(lambda: bool(sentinels(home)), pause_s=PAUSE_S)
     until(lambda: blocks_of(home) >= before["blocks"] + 6, pause_s=PAUSE_S)
-    (known,) = answer(home, "calibration")["items"]
+    (known,) = answer(home, "nodes", "calibration")["items"]
     assert sum(block["source"] == "sentinel" for block in known["calibration"]["samples"]) >= 6
     assert known["calibration"]["variance_p"] is not None
     assert known["calibration"]["key"] == before["key"]
 
 
 def blocks_of(home: Home) -> int:
-    (known,) = answer(home, "calibration")["items"]
+    (known,) = answer(home, "nodes", "calibration")["items"]
     return int(known["calibration"]["blocks"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ablate.experiments.design.listings import public_gates
 from ablate.experiments.outcomes import ExitCode
-from ablate.service.cli.commands import gates
+from ablate.service.cli.commands.catalog import gates
 from ablate.service.lifecycle import MOVES, STATE_EVENTS
 from tests.architecture.recipes_page import recipes_page
 from tests.architecture.spec_page import spec_page

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator
 
 from ablate.experiments.design.gate import show
 from ablate.experiments.design.listings import RecipePublic, public_recipes
-from ablate.service.cli.commands.recipes import layers, meant_for
+from ablate.service.cli.commands.catalog.recipes import layers, meant_for
 
 _HEAD = """\
 # Recipes
 
-This page lists the recipes. `make docs` generates it from `experiments/design/recipes.py`. `ablate recipes` prints the
-list, `ablate recipes NAME` all values of one recipe.
+This page lists the recipes. `make docs` generates it from `experiments/design/recipes.py`.
+`ablate catalog recipes` prints the list, `ablate catalog recipes NAME` all values of one recipe.
 
 A recipe is a model, its data and its optimiser under a name and a version. A spec names a recipe under
 `workload.recipe`, changes its values for all arms under `workload.overrides` or for one variant under
@@ -21,8 +21,8 @@ _GATES = """
 ## Gates
 
 The table shows a gate's value in arms that do not name it. Variants inherit the gates of the baseline. An override of
-`micro_batch` applies where no arm names that gate. [gates.md](gates.md) and `ablate gates --recipe NAME` describe the
-gates and the node classes that run their values.
+`micro_batch` applies where no arm names that gate. [gates.md](gates.md) and `ablate catalog gates --recipe NAME`
+describe the gates and the node classes that run their values.
 """
 
 

@@ -25,7 +25,7 @@ message suggests the nearest key. Percentages are text with a percent sign (`0.5
 
 - `ablate init FILE` writes a first spec ([first-spec.md](first-spec.md)).
 - `ablate plan FILE` lists all problems of a file.
-- `ablate schema` prints the JSON Schema.
+- `ablate catalog schema` prints the JSON Schema.
 """
 _SHOWN_AS = {
     PERCENT_PATTERN: "percentage above `0%`, below `100%`",

@@ -28,7 +28,7 @@ from tests.factories import make_plan, make_receipt
 from tests.golden.freeze_openapi import document
 
 NOT_FOR_THE_CLIENT = {"/v1/schema/ablation.json"}
-"""`ablate schema` writes it without a service."""
+"""`ablate catalog schema` writes it without a service."""
 
 
 @pytest.mark.parametrize("settings", [ServiceSettings, ClientSettings, Settings], ids=lambda kind: kind.__module__)

@@ -22,8 +22,7 @@ MAY_READ_THE_CLOCK = {
     "tests/integration/test_planted.py",  # a receipt says how long its trial took
 }
 MAX_LINES, MAX_FUNCTION_LINES = 600, 60
-MAX_FILES, MAX_FILES_OF_A_FOLDER, SMALL = 503, 22, 60
-MANY_FILES = {"service/cli/commands"}  # a command is a file of its name, imported when somebody asks for it
+MAX_FILES, MAX_FILES_OF_A_FOLDER, SMALL = 508, 22, 60
 MAX_KERNEL_LINES = 200  # the reverse walk of the scan is one kernel, and TileLang traces a kernel as one function
 """A TileLang kernel is one function, with its inner one, and reads best in one piece."""
 SMALL_AND_SEPARATE: dict[str, str] = {
@@ -49,7 +48,7 @@ def test_packages_have_few_files() -> None:
 def test_folders_have_few_files() -> None:
     counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in SOURCES if path.name != "__init__.py")
     large = {folder: count for folder, count in counts.items() if count > MAX_FILES_OF_A_FOLDER}
-    assert large.keys() - MANY_FILES == set()
+    assert large.keys() == set()
 
 
 def test_every_folder_has_a_line_in_the_structure_page() -> None:

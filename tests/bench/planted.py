@@ -4,7 +4,7 @@ Usage: python -m tests.bench.planted FOLDER [--share 0.03] [--blocks N] [--nulls
 
 First 20 A/A blocks calibrate this machine; then one ablation whose variant is slower by `--share` of every step (by
 default with as many blocks as the measured noise asks for), then `--nulls` ablations whose variant is the baseline
-again. Every trial is a process of its own, as in `ablate exec`; every verdict comes from the judge by that calibration.
+again. Every trial is a process, as in `ablate offline exec`; every verdict comes from the judge by that calibration.
 Each null is judged twice: as a first asking, and as the service counts them, as one more asking of one question.
 Running it again goes on where it ended. `--busy` lets trials count beside other programs.
 """

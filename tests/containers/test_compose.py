@@ -106,7 +106,7 @@ def test_mlflow_asks_everybody_for_a_password(environment):
 
 
 def test_an_ablation_lives_through_a_restart_of_every_part(environment):
-    name = json.loads(ablate(environment, "submit", str(SPEC), "--json"))["id"]
+    name = json.loads(ablate(environment, "run", str(SPEC), "--json", "--detach"))["id"]
     path = f"/v1/ablations/{name}"
     for turn, (service, number) in enumerate(RESTARTED):
         count = turn * 5 // (len(RESTARTED) - 1)

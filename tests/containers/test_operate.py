@@ -39,7 +39,7 @@ def test_the_database_is_restored_from_a_dump_and_mlflow_is_made_anew(environmen
     assert shown
     dump, *restore = stack.documented("Backup and restore")
     stack.typed(dump, tmp_path)
-    later = json.loads(ablate(environment, "submit", str(SPEC), "--json"))["id"]
+    later = json.loads(ablate(environment, "run", str(SPEC), "--json", "--detach"))["id"]
     for command in restore:
         stack.typed(command, tmp_path)
     eventually(lambda: get_if_up(environment, "/readyz").get("ready"), "readiness")
@@ -48,7 +48,7 @@ def test_the_database_is_restored_from_a_dump_and_mlflow_is_made_anew(environmen
     eventually(lambda: outbox_rows() == 0, "the projection after the restore", 400)
     again = contents(mlflow_url())
     assert {key: run for key, run in again.items() if key[0] == before["id"]} == shown
-    made = json.loads(ablate(environment, "submit", str(SPEC), "--json"))["id"]
+    made = json.loads(ablate(environment, "run", str(SPEC), "--json", "--detach"))["id"]
     path = f"/v1/ablations/{made}"
     eventually(lambda: done(get_if_up(environment, path)) >= 1, "a block by the worker, which stayed up meanwhile", 300)
     ablate(environment, "cancel", made)

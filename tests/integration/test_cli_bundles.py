@@ -34,7 +34,7 @@ def test_plan_out_writes_a_plan_file_without_a_service(tmp_path: Path, monkeypat
     file = read_plan_file(path.read_bytes())
     assert file.spec_text.startswith("# Four arms on a CPU node")
     assert file.digest in out
-    assert "ablate exec plan.json --out bundle/" in out
+    assert "ablate offline exec plan.json --out bundle/" in out
     code, out, _err = ablate("plan", "demo", "--out", path, "--json")
     assert json.loads(out)["ablation"] != file.ablation_id
 
@@ -61,19 +61,19 @@ def test_verdict_report_and_receipts_of_a_bundle_need_no_service(tmp_path: Path)
     signed = write_folder(make_bundle(FILE, signer=own), tmp_path / "signed")
     code, out, _err = ablate("verdict", signed)
     assert (f"blocks 1-6 of far-node: signed by {own.key}" in out, "Not signed" in out) == (True, False)
-    code, out, _err = ablate("receipts", "verify", folder)
+    code, out, _err = ablate("offline", "verify", folder)
     assert (code, out.count("good")) == (0, 18)
 
 
 def test_verify_says_who_signed_and_refuses_other_keys(tmp_path: Path) -> None:
     own, other = Signer(b"o" * 32), Signer(b"x" * 32)
     folder = write_folder(make_bundle(FILE, [0, 1], signer=own), tmp_path / "bundle")
-    code, out, err = ablate("receipts", "verify", folder, "--key", own.key)
+    code, out, err = ablate("offline", "verify", folder, "--key", own.key)
     assert (code, out.count("good"), f"blocks 1-2 of far-node: signed by {own.key}" in err) == (0, 6, True)
-    code, out, _err = ablate("receipts", "verify", folder, "--key", other.key)
+    code, out, _err = ablate("offline", "verify", folder, "--key", other.key)
     assert (code, f"is signed by {own.key}, which is none of the given keys" in out) == (6, True)
     unsigned = write_folder(make_bundle(FILE, [0]), tmp_path / "unsigned")
-    code, out, err = ablate("receipts", "verify", unsigned, "--key", own.key)
+    code, out, err = ablate("offline", "verify", unsigned, "--key", own.key)
     assert (code, "is not signed whole: manifest.json" in out, "signed by nobody" in err) == (6, True, True)
 
 
@@ -82,13 +82,13 @@ def test_a_stripped_signature_is_the_first_line_and_fails_where_signatures_are_r
     signed, stripped = write_folder(files, tmp_path / "signed"), write_folder(files, tmp_path / "stripped")
     manifest = stripped / MANIFEST
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "signature": None}))
-    assert ablate("receipts", "verify", signed, "--signed")[0] == 0
+    assert ablate("offline", "verify", signed, "--signed")[0] == 0
     for option, expected in ((), 0), (("--signed",), 6):
-        code, out, _err = ablate("receipts", "verify", stripped, *option)
+        code, out, _err = ablate("offline", "verify", stripped, *option)
         assert (code, out.startswith(f"UNSIGNED  {manifest}: anybody who had these files")) == (expected, True)
     assert "is not signed whole: manifest.json" in out
     unsigned = write_folder(make_bundle(FILE, [0]), tmp_path / "no")
-    code, out, _err = ablate("receipts", "verify", unsigned, "--json")
+    code, out, _err = ablate("offline", "verify", unsigned, "--json")
     assert (code, json.loads(out)["unsigned"]) == (0, [f"{unsigned}/{MANIFEST}", f"{unsigned}/blocks/0001/block.json"])
 
 
@@ -106,13 +106,13 @@ def test_a_plan_is_counted_by_the_service_before_it_is_carried_away(tmp_path: Pa
 def test_import_trusts_the_key_that_it_is_told(tmp_path: Path, api: Api) -> None:
     own = Signer(b"o" * 32)
     folder = write_folder(make_bundle(FILE, [0], signer=own), tmp_path / "bundle")
-    code, _out, err = ablate("import", folder)
+    code, _out, err = ablate("offline", "import", folder)
     assert (code, f"--trust {own.key}" in err) == (5, True)
-    assert ablate("import", folder, "--trust", own.key)[0] == 0
-    code, out, _err = ablate("keys", "list", "--json")
+    assert ablate("offline", "import", folder, "--trust", own.key)[0] == 0
+    code, out, _err = ablate("admin", "keys", "list", "--json")
     assert [(row["key"], row["node"]) for row in json.loads(out)["items"]] == [(own.key, "far-node")]
-    assert ablate("keys", "revoke", own.key, "--reason", "sold")[0] == 0
-    assert ablate("keys", "trust", own.key, "--node", "far-node")[0] == 0
+    assert ablate("admin", "keys", "revoke", own.key, "--reason", "sold")[0] == 0
+    assert ablate("admin", "keys", "trust", own.key, "--node", "far-node")[0] == 0
 
 
 def test_altered_receipt_is_named_by_every_command(tmp_path: Path, api: Api) -> None:
@@ -120,10 +120,10 @@ def test_altered_receipt_is_named_by_every_command(tmp_path: Path, api: Api) -> 
     path = sorted(folder.glob(f"blocks/*/*/{RECEIPT}"))[0]
     path.write_text(path.read_text().replace('"wall_s":3.0', '"wall_s":2.0'))
     name = path.relative_to(folder).as_posix()
-    code, out, _err = ablate("receipts", "verify", folder)
+    code, out, _err = ablate("offline", "verify", folder)
     assert (code, out.count("DAMAGED"), out.count("good")) == (6, 1, 17)
-    for command in ("import", "verdict", "report"):
-        code, _out, err = ablate(command, folder)
+    for command in (("offline", "import"), ("verdict",), ("report",)):
+        code, _out, err = ablate(*command, folder)
         assert code == 5
         assert name in err
         assert "was altered" in err
@@ -134,51 +134,51 @@ def test_import_of_folder_and_tar_is_the_same_import(tmp_path: Path, api: Api) -
     files = make_bundle(FILE, [0, 1, 2])
     folder = write_folder(files, tmp_path / "bundle")
     write_tar(files, tmp_path / "bundle.tar")
-    code, out, err = ablate("import", folder, "--unsigned")
+    code, out, err = ablate("offline", "import", folder, "--unsigned")
     assert code == 0, err
     assert f"imported as {FILE.ablation_id}: completed" in out
     assert "3 imported; 3 are missing data" in out
-    code, out, _err = ablate("import", tmp_path / "bundle.tar", "--unsigned")
+    code, out, _err = ablate("offline", "import", tmp_path / "bundle.tar", "--unsigned")
     assert (code, "nothing was changed" in out) == (0, True)
-    code, out, _err = ablate("import", folder, "--unsigned", "--json")
+    code, out, _err = ablate("offline", "import", folder, "--unsigned", "--json")
     assert json.loads(out)["changed"] is False
 
 
 def test_import_refuses_what_is_no_bundle_and_parts_that_do_not_belong_together(tmp_path: Path, api: Api) -> None:
-    code, _out, err = ablate("import", tmp_path / "nothing")
+    code, _out, err = ablate("offline", "import", tmp_path / "nothing")
     assert (code, "no such folder" in err) == (5, True)
     one = write_folder(make_bundle(FILE, [0]), tmp_path / "one")
-    code, _out, err = ablate("import", one, one)
+    code, _out, err = ablate("offline", "import", one, one)
     assert (code, "block 1 is in an earlier bundle" in err) == (5, True)
 
 
 def test_a_receipt_fetched_alone_says_who_signed_its_block(tmp_path: Path, api: Api) -> None:
     own, other = Signer(b"o" * 32), Signer(b"x" * 32)
     folder = write_folder(make_bundle(FILE, [0, 1], signer=own), tmp_path / "bundle")
-    assert ablate("import", folder, "--trust", own.key)[0] == 0
+    assert ablate("offline", "import", folder, "--trust", own.key)[0] == 0
     trials = [row["id"] for row in api.get(f"/v1/ablations/{FILE.ablation_id}/trials").json()["items"]]
     path, every = tmp_path / "receipt.json", tmp_path / "receipts.json"
-    assert ablate("receipts", "get", trials[1], "--output", path)[0] == 0
-    code, out, err = ablate("receipts", "verify", path, "--key", own.key)
+    assert ablate("offline", "receipts", trials[1], "--output", path)[0] == 0
+    code, out, err = ablate("offline", "verify", path, "--key", own.key)
     assert (code, out.count("good"), f"signed by {own.key} of far-node" in err) == (0, 1, True)
-    code, out, _err = ablate("receipts", "verify", path, "--key", other.key)
+    code, out, _err = ablate("offline", "verify", path, "--key", other.key)
     assert (code, f"is signed by {own.key}, which is none of the given keys" in out) == (6, True)
-    assert ablate("receipts", "get", FILE.ablation_id, "--output", every)[0] == 0
-    code, out, err = ablate("receipts", "verify", every)
+    assert ablate("offline", "receipts", FILE.ablation_id, "--output", every)[0] == 0
+    code, out, err = ablate("offline", "verify", every)
     assert (code, out.count("good"), f"6 receipts: signed by {own.key} of far-node" in err) == (0, 6, True)
     for called, count in ((FILE.plan.ablation, 6), (FILE.ablation_id[:-2], 6), ("latest", 6), ("latest/1/psiv-on", 1)):
-        code, out, err = ablate("receipts", "verify", called, "--key", own.key)
+        code, out, err = ablate("offline", "verify", called, "--key", own.key)
         assert (code, out.count("good  "), f"signed by {own.key} of far-node" in err) == (0, count, True), (called, err)
     assert "good  latest/1/psiv-on" in out
-    code, out, err = ablate("receipts", "verify", "latest/1", "--key", other.key)
+    code, out, err = ablate("offline", "verify", "latest/1", "--key", other.key)
     assert (code, out.count("DAMAGED")) == (6, 1)
-    code, out, err = ablate("receipts", "verify", "unheard-of")
+    code, out, err = ablate("offline", "verify", "unheard-of")
     said = " ".join(err.split())
     assert (code, "there is no file 'unheard-of'; as an ablation or a trial: " in said) == (5, True)
     good = json.loads(path.read_text())
     for edit, said in EDITED_SIGNATURES.items():
         path.write_text(json.dumps(edit(good, other)))
-        code, out, _err = ablate("receipts", "verify", path)
+        code, out, _err = ablate("offline", "verify", path)
         assert (code, said in out) == (6, True), (said, out)
 
 

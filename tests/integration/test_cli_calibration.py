@@ -68,7 +68,7 @@ def test_its_bundle_gives_a_calibration_that_a_verdict_cites_and_an_altered_one_
     executed: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "calibration.json"
-    code, out, err = ablate("calibration", executed / "bundle", "--out", path)
+    code, out, err = ablate("nodes", "calibration", executed / "bundle", "--out", path)
     assert code == 0, err
     assert "6 A/A blocks" in out
     made = Calibration.model_validate(json.loads(path.read_bytes())["calibration"])
@@ -88,20 +88,20 @@ def test_its_bundle_gives_a_calibration_that_a_verdict_cites_and_an_altered_one_
 
 def test_what_is_no_calibration_is_refused_by_name(executed: Path, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
-    code, _out, err = ablate("calibration", tmp_path / "x.json")
+    code, _out, err = ablate("nodes", "calibration", tmp_path / "x.json")
     assert (code, "is neither a bundle nor a calibration" in err) == (5, True)
     code, _out, err = ablate("verdict", "abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3", "--calibration", executed / "bundle")
     assert (code, "--calibration is for bundles" in err) == (5, True)
 
 
 def test_imported_blocks_are_known_to_the_service(api: Api, executed: Path) -> None:
-    code, out, err = ablate("import", executed / "bundle", "--unsigned", "--json")
+    code, out, err = ablate("offline", "import", executed / "bundle", "--unsigned", "--json")
     if code:  # signed with a key that is not trusted yet
         key = read_key(executed / "bundle")
-        code, out, err = ablate("import", executed / "bundle", "--trust", key, "--json")
+        code, out, err = ablate("offline", "import", executed / "bundle", "--trust", key, "--json")
     assert code == 0, err
     OutboxHandlers(api.store).run_due(OutboxKind.JUDGE)
-    code, out, err = ablate("calibration", "--json")
+    code, out, err = ablate("nodes", "calibration", "--json")
     assert code == 0, err
     (known,) = json.loads(out)["items"]
     assert known["calibration"]["blocks"] == 6

@@ -59,7 +59,7 @@ def test_what_fits_several_or_none_is_refused_with_what_there_is(made: dict[str,
             5,
             True,
         ), command
-    assert ablate("priority", "cache-", "3").code == 5
+    assert ablate("admin", "priority", "cache-", "3").code == 5
     assert ablate("show", "a name with spaces").code == 5
 
 
@@ -77,9 +77,9 @@ def test_what_is_misspelt_is_answered_with_what_was_meant(made: dict[str, str]) 
 
 
 def test_priority_and_cancel_take_names(api: Api, made: dict[str, str]) -> None:
-    assert ablate("priority", "twice", "77").code == 0
+    assert ablate("admin", "priority", "twice", "77").code == 0
     assert api.get(f"/v1/ablations/{made['twice']}").json()["priority"] == 77
-    assert ablate("priority", "twice", "101").code == 64
+    assert ablate("admin", "priority", "twice", "101").code == 64
     fresh = api.submit(ablation="short-lived")["id"]
     done = ablate("cancel", "short")
     assert (done.code, fresh in done.out, "cancelled" in done.out) == (0, True, True)
@@ -95,7 +95,7 @@ def test_a_trial_is_its_place_in_an_ablation(api: Api, made: dict[str, str]) -> 
         (("log", "alone/9/psiv-on"), "has no block '9'; blocks: 1-6"),
         (("log", "alone/0"), "has no block '0'; blocks: 1-6"),
         (("log", "alone/²"), "has no block '²'; blocks: 1-6"),
-        (("receipts", "get", "alone/2/psiv-on"), "queued"),
+        (("offline", "receipts", "alone/2/psiv-on"), "queued"),
     ):
         done = ablate(*words)
         assert (done.code, message in " ".join(done.err.split())) == (5, True), done.err
@@ -156,13 +156,13 @@ def test_the_shell_completes_what_people_name(api: Api, made: dict[str, str], mo
     assert made["alone"] in at("ablate watch abl_")
     assert at("ablate log alone/") == [f"alone/{number}/" for number in range(1, 7)]
     assert sorted(at("ablate log alone/2/")) == ["alone/2/baseline", "alone/2/chunk-32", "alone/2/psiv-on"]
-    assert at("ablate gates psiv") == ["psiv_cache"]
+    assert at("ablate catalog gates psiv") == ["psiv_cache"]
     assert "demo" in at("ablate run d")
     assert at("ablate history hybrid-t") == ["hybrid-tiny"]
     assert at("ablate aa h2") == ["h200"]
     assert at("ablate nodes drain gpu-") == ["gpu-7", "gpu-8"]
     assert at("ablate ver") == ["verdict"]
-    assert at("ablate tokens revoke adm") == ["admin"]
+    assert at("ablate admin tokens revoke adm") == ["admin"]
 
 
 def test_the_shell_is_left_alone_where_nobody_answers(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,14 +172,14 @@ def test_the_shell_is_left_alone_where_nobody_answers(api: Api, monkeypatch: pyt
 
 
 def test_gates_can_be_asked_for_by_name() -> None:
-    gates = ablate("gates", "psiv_cache", "compile", "--json")
+    gates = ablate("catalog", "gates", "psiv_cache", "compile", "--json")
     assert [row["name"] for row in json.loads(gates.out)] == ["psiv_cache", "compile"]
-    done = ablate("gates", "psiv_cach", "compil")
+    done = ablate("catalog", "gates", "psiv_cach", "compil")
     assert (done.code, done.err.count("did you mean")) == (5, 2)
 
 
 def test_a_reader_that_leaves_ends_a_command_quietly(api: Api, made: dict[str, str]) -> None:
-    for words in (["schema"], ["list", "--json"], ["--help"], ["show", "alone"]):
+    for words in (["catalog", "schema"], ["list", "--json"], ["--help"], ["show", "alone"]):
         process = start(api, *words)
         assert process.stdout is not None
         process.stdout.close()
@@ -190,7 +190,14 @@ def test_a_reader_that_leaves_ends_a_command_quietly(api: Api, made: dict[str, s
 
 
 def test_json_is_one_document_or_a_line_for_everything_that_happens(api: Api, made: dict[str, str]) -> None:
-    for words in (["list"], ["show", "alone"], ["nodes"], ["gates"], ["tokens", "list"], ["calibration"]):
+    for words in (
+        ["list"],
+        ["show", "alone"],
+        ["nodes"],
+        ["catalog", "gates"],
+        ["admin", "tokens", "list"],
+        ["nodes", "calibration"],
+    ):
         json.loads(ablate(*words, "--json").out)
     api.submit(ablation="to-watch", **EXACT)
     for name in made:

@@ -16,6 +16,9 @@ from tests.cli import ablate, speaking_to, start
 from tests.factories import spec_values
 from tests.waiting import LIMIT_S
 
+ASKING = (("plan",), ("run", "--detach"), ("run",))
+"""Commands that say what is doubtful about a spec."""
+
 api = api_fixture(served_api, kinds=["sqlite"], scope="module")
 
 
@@ -67,8 +70,8 @@ def test_a_budget_that_is_too_small_is_told_by_plan_submit_and_run(api: Api, tmp
     path = written(tmp_path, "dear", limits={"device_minutes": 0.001})
     with answering(api):
         ablate("run", path)
-        again = [ablate(verb, path) for verb in ("plan", "submit", "run")]
-        as_json = [ablate(verb, path, "--json").out.splitlines() for verb in ("plan", "submit", "run")]
+        again = [ablate(*words, path) for words in ASKING]
+        as_json = [ablate(*words, path, "--json").out.splitlines() for words in ASKING]
     documents = [json.loads("\n".join(as_json[0])), json.loads("\n".join(as_json[1]))]
     documents.append(json.loads(as_json[2][0])["accepted"])
     ((said,), *others) = (document["warnings"] for document in documents)
@@ -80,7 +83,7 @@ def test_a_budget_that_is_too_small_is_told_by_plan_submit_and_run(api: Api, tmp
 def test_submit_warns_that_no_node_can_take_it_in_the_words_of_what_waits(api: Api, tmp_path: Path) -> None:
     path = written(tmp_path, "nowhere", placement={"node_class": "tpu-v6e"}, baseline={"gates": {"lane": "xla"}})
     words = "it waits for a live node of class 'tpu-v6e'; none has registered yet"
-    first, then = ablate("submit", path), json.loads(ablate("submit", path, "--json").out)
+    first, then = ablate("run", path, "--detach"), json.loads(ablate("run", path, "--json", "--detach").out)
     assert f"warning: {words}" in " ".join(first.out.split())
     assert then["warnings"] == [words]
     shown = json.loads(ablate("show", then["id"], "--json").out)["ablation"]

@@ -1,4 +1,4 @@
-"""`ablate tokens` and `ablate nodes` against a real service: what is printed once works, and what is ended does not."""
+"""`ablate admin tokens` and `ablate nodes` against a real service: secrets work until they are ended."""
 
 import json
 import string
@@ -30,33 +30,33 @@ def name_of(api: Api, secret: str) -> str | None:
 
 
 def test_a_token_is_created_limited_replaced_and_revoked(api: Api) -> None:
-    code, secret, remark = ablate("tokens", "create", "ada", "--scope", "submit", "--device-minutes", "90")
+    code, secret, remark = ablate("admin", "tokens", "create", "ada", "--scope", "submit", "--device-minutes", "90")
     assert (code, "shown only once" in remark) == (0, True)
     first = secret.strip()
     assert secret == first + "\n", "nothing but the secret, so that it can go into a file"
     assert name_of(api, first) == "ada"
-    second = json.loads(ablate("tokens", "rotate", "ada", "--grace-hours", "2", "--json")[1])["secret"]
+    second = json.loads(ablate("admin", "tokens", "rotate", "ada", "--grace-hours", "2", "--json")[1])["secret"]
     assert (name_of(api, first), name_of(api, second)) == ("ada", "ada")
-    assert "2, one until " in ablate("tokens", "list")[1]
-    assert ablate("tokens", "end-old", "ada")[0] == 0
+    assert "2, one until " in ablate("admin", "tokens", "list")[1]
+    assert ablate("admin", "tokens", "end-old", "ada")[0] == 0
     assert (name_of(api, first), name_of(api, second)) == (None, "ada")
-    assert "0.0 of 120" in ablate("tokens", "quota", "ada", "--device-minutes", "120")[1]
-    assert json.loads(ablate("tokens", "quota", "ada", "--json")[1])["device_minutes"] is None
-    assert ablate("tokens", "revoke", "ada", "--reason", "left")[0] == 0
+    assert "0.0 of 120" in ablate("admin", "tokens", "quota", "ada", "--device-minutes", "120")[1]
+    assert json.loads(ablate("admin", "tokens", "quota", "ada", "--json")[1])["device_minutes"] is None
+    assert ablate("admin", "tokens", "revoke", "ada", "--reason", "left")[0] == 0
     assert name_of(api, second) is None
-    shown = {row["name"]: row for row in json.loads(ablate("tokens", "list", "--json")[1])["items"]}
+    shown = {row["name"]: row for row in json.loads(ablate("admin", "tokens", "list", "--json")[1])["items"]}
     assert (shown["ada"]["reason"], shown["ada"]["secrets"]) == ("left", [])
     assert not {first, second} & set(json.dumps(shown).split('"'))
-    assert "admin with scope admin" in ablate("tokens", "whoami")[1]
+    assert "admin with scope admin" in ablate("admin", "tokens", "whoami")[1]
 
 
 def test_what_is_refused_exits_with_5_and_says_why(api: Api) -> None:
-    assert ablate("tokens", "create", "ada", "--scope", "worker")[0] == ExitCode.USAGE
-    assert ablate("tokens", "create", "ada", "--scope", "read")[0] == 0
+    assert ablate("admin", "tokens", "create", "ada", "--scope", "worker")[0] == ExitCode.USAGE
+    assert ablate("admin", "tokens", "create", "ada", "--scope", "read")[0] == 0
     for words, message in (
-        (("tokens", "create", "ada", "--scope", "read"), "there is a token 'ada' already"),
-        (("tokens", "rotate", "bob"), "there is no token 'bob'"),
-        (("tokens", "revoke", "admin", "--reason", "x"), "comes from the service's settings"),
+        (("admin", "tokens", "create", "ada", "--scope", "read"), "there is a token 'ada' already"),
+        (("admin", "tokens", "rotate", "bob"), "there is no token 'bob'"),
+        (("admin", "tokens", "revoke", "admin", "--reason", "x"), "comes from the service's settings"),
         (("nodes", "add", "gpu-7", "--class", "h2000"), "did you mean 'h200'?"),
         (("nodes", "revoke-key", "gpu-7", "--reason", "x"), "has no key; it gets one by: ablate nodes add gpu-7"),
     ):
@@ -84,15 +84,15 @@ def test_the_key_of_a_node_can_be_called_as_the_list_of_tokens_shows_it(api: Api
         first = ablate("nodes", "add", name)[1].strip()
         taken = " ".join(ablate("nodes", "add", name)[2].split())
         assert f"replace its secret (ablate nodes rotate-key {name}), or end it first" in taken
-        code, second, remark = ablate("tokens", "rotate", f"node/{name}")
+        code, second, remark = ablate("admin", "tokens", "rotate", f"node/{name}")
         assert (code, f"ABLATE_NODE_NAME={name}" in "".join(remark.split("\n"))) == (0, True)
-        assert ablate("tokens", "end-old", f"node/{name}")[0] == 0
+        assert ablate("admin", "tokens", "end-old", f"node/{name}")[0] == 0
         assert (name_of(api, first), name_of(api, second.strip())) == (None, f"node/{name}")
-        assert ablate("tokens", "revoke", f"node/{name}", "--reason", "x")[0] == 0
+        assert ablate("admin", "tokens", "revoke", f"node/{name}", "--reason", "x")[0] == 0
         assert name_of(api, second.strip()) is None
         assert "has no key" in ablate("nodes", "rotate-key", name)[2]
     for sign in string.punctuation.replace(".", "").replace("-", "").replace("_", ""):
-        for words in (("tokens", "rotate", f"a{sign}b"), ("nodes", "rotate-key", f"a{sign}b")):
+        for words in (("admin", "tokens", "rotate", f"a{sign}b"), ("nodes", "rotate-key", f"a{sign}b")):
             code, _out, err = ablate(*words)
             assert (code, "is not allowed; allowed: 1 to" in " ".join(err.split())) == (5, True), (words, err)
 

@@ -1,4 +1,4 @@
-"""`ablate exec` as people start it: real trials, killed and resumed; then import, verdict, report and MLflow."""
+"""`ablate offline exec` as people start it: real trials, killed, resumed; then import, verdict, report, MLflow."""
 
 import json
 import os

@@ -59,7 +59,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.joinpath("spec.yaml").write_text(yaml.safe_dump(spec))
     planned = ablate("plan", "spec.yaml", "--out", "plan.tar", folder=folder)
     assert planned.returncode == 0, planned.stderr
-    assert "ablate exec plan.tar" in planned.stdout
+    assert "ablate offline exec plan.tar" in planned.stdout
     assert "code ./src: 1 file, " in planned.stderr
     return folder
 
@@ -86,7 +86,7 @@ def test_a_plan_with_code_is_one_tar_file_with_a_readable_plan(lab: Path) -> Non
 def test_the_node_runs_the_carried_code_and_the_import_proves_it(lab: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.tar"
     plan.write_bytes(lab.joinpath("plan.tar").read_bytes())
-    ran = ablate("exec", "plan.tar", "--out", "bundle", "--json", folder=tmp_path)
+    ran = ablate("offline", "exec", "plan.tar", "--out", "bundle", "--json", folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
     trees = {"baseline": pack_code(lab / "src").tree, "other": pack_code(lab / "other").tree}
     trees["control"] = trees["baseline"]
@@ -152,7 +152,7 @@ def test_an_altered_or_missing_archive_stops_a_run_before_it_begins(lab: Path, t
         plan = changed(lab / "plan.tar", tmp_path / f"{change.__name__}.tar", change)
         with pytest.raises(PlanFileError, match=words):
             PlanWithCode(plan)
-        ran = ablate("exec", plan.name, "--out", "bundle", folder=tmp_path)
+        ran = ablate("offline", "exec", plan.name, "--out", "bundle", folder=tmp_path)
         assert (ran.returncode, "refused" in ran.stderr, words in ran.stderr.replace("\n", " ")) == (5, True, True)
     with tarfile.open(lab / "plan.tar") as tar:
         source = tar.extractfile(PLAN)

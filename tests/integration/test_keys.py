@@ -55,7 +55,7 @@ def test_node_registers_with_one_key_until_an_operator_trusts_another(api: Api) 
     assert register(api, "first", MINE.key).status_code == 200
     refused = register(api, "first", STRANGER.key)
     assert refused.status_code == 403
-    assert f"ablate keys trust {STRANGER.key} --node first" in refused.json()["detail"]
+    assert f"ablate admin keys trust {STRANGER.key} --node first" in refused.json()["detail"]
     assert operate(api, STRANGER.key, "trust", node="first").status_code == 200
     assert register(api, "first", STRANGER.key).status_code == 200
     lost = register(api, "first", MINE.key)

@@ -190,7 +190,7 @@ def test_quota_refuses_what_comes_after_it_is_used_up(api: Api) -> None:
     _spend(api, block["attempt_id"], minutes=2.5)
     refused = submit(api, headers, "q-3", **small)
     assert (refused.status_code, refused.json()["type"]) == (403, "urn:ablate:problem:quota-used-up")
-    assert "ablate tokens quota frugal --device-minutes " in refused.json()["detail"]
+    assert "ablate admin tokens quota frugal --device-minutes " in refused.json()["detail"]
     said = refused.json()["detail"]
     assert "have used 2.5 device minutes" in said
     assert "this one among them, may use 2.0 more; it has 3." in said

@@ -92,7 +92,7 @@ def test_a_worker_tries_once_and_remembers(tmp_path: Path) -> None:
 
 
 def _try(node: Node, spec: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Try the back ends of the plan of `spec` as `ablate exec` does; return the lines that it prints."""
+    """Try the back ends of the plan of `spec` as `ablate offline exec` does; return the lines that it prints."""
     lines: list[str] = []
     monkeypatch.setenv("ABLATE_HOME", str(home))
     context = SimpleNamespace(node=node, data_dir=home / "data", runner=SimpleNamespace(server=ForkServer()))

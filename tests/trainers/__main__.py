@@ -2,7 +2,7 @@
 
 Usage: python -m tests.trainers FOLDER [--only NAME] [--nulls 20] [--share 0.03] [--blocks N] [--busy]
 
-Each trainer gets an environment of its own from PyPI and runs as a command, through `ablate plan` and `ablate exec`.
+Each trainer gets its own environment from PyPI and runs as a command, through `ablate plan` and `ablate offline exec`.
 First 20 A/A blocks calibrate it. Then come `--nulls` variants that change nothing, five in an ablation; one ablation
 with a planted slow-down of `--share`, planted numerics and half of the tokens; one of the program without marks, whose
 variant trains twice as long; and one block for each other lie. The words are the judge's, by that calibration. Running

@@ -104,7 +104,7 @@ def _run(home: Home, folder: Path, name: str, group: Sequence[dict[str, Any]]) -
     ran = home.run("run", str(path))
     if ran.returncode not in range(5):
         say(ran.stdout + ran.stderr)
-    receipts = home.run("receipts", "get", name, "--json").stdout
+    receipts = home.run("offline", "receipts", name, "--json").stdout
     return list(json.loads(receipts or "[]"))
 
 

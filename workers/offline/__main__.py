@@ -1,7 +1,7 @@
 """`python -m ablate.workers.offline PLAN --out BUNDLE`: run a plan file without a service.
 
-This is the program behind `ablate exec`. The fork server does not import a package's main module again, so trials do
-not pay for these imports.
+This is the program behind `ablate offline exec`. The fork server does not import a package's main module again, so
+trials do not pay for these imports.
 """
 
 import sys
@@ -20,7 +20,7 @@ def main() -> None:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     program.command(cls=SingleCommand)(run)
-    program(prog_name="ablate exec", args=sys.argv[1:])
+    program(prog_name="ablate offline exec", args=sys.argv[1:])
 
 
 if __name__ == "__main__":

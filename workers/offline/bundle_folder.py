@@ -147,7 +147,7 @@ class BundleFolder:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _is_ours(self) -> bool:
-        """Return whether an `ablate exec` was killed here when it had written only its work folder."""
+        """Return whether an `ablate offline exec` was killed here when it had written only its work folder."""
         return {path.name for path in self.root.iterdir()} <= {WORK, f"{PLAN}.part"}
 
     def _take(self) -> None:
@@ -156,7 +156,7 @@ class BundleFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.close()
-            raise ExecRefused(f"another `ablate exec` writes {self.root} now") from error
+            raise ExecRefused(f"another `ablate offline exec` writes {self.root} now") from error
         self._lock = lock
 
     def _check_plan(self) -> None:

@@ -1,6 +1,6 @@
-"""`ablate exec`: run a plan file on an air-gapped node, into a bundle.
+"""`ablate offline exec`: run a plan file on an air-gapped node, into a bundle.
 
-`ablate exec` starts the program `python -m ablate.workers.offline`, whose main module trials do not import again.
+`ablate offline exec` starts `python -m ablate.workers.offline`, whose main module trials do not import again.
 """
 
 import dataclasses
@@ -55,18 +55,21 @@ from ablate.workers.processes.lanes import keep_lanes, run_lanes, stored_lanes, 
 from ablate.workers.processes.runner import start_processes
 from ablate.workers.processes.wake_event import StopFlag, WakeEvent
 
-app = typer.Typer()
-"""The commands as a part of `ablate`."""
-app.command("check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(check)
+check_app = typer.Typer()
+check_app.command("check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(check)
+offline_app = typer.Typer()
+"""A part of `ablate offline`."""
 
 _GRACE_S = 5.0
 _QUIET_S = 60.0
 """Longest wait for quiet cores before a block whose times decide."""
 
 
-@app.command("exec", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False)
+@offline_app.command(
+    "exec", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False
+)
 def start(context: typer.Context) -> None:
-    """Run a plan file on this node, without a service, into a bundle for `ablate import`."""
+    """Run a plan file on this node, without a service, into a bundle for `ablate offline import`."""
     os.execv(sys.executable, [*OWN_PYTHON, "-m", "ablate.workers.offline", *context.args])  # noqa: S606
 
 
@@ -107,7 +110,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     tar: Annotated[bool, typer.Option("--tar", help="Write the bundle as OUT.tar, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Run a plan file on this node, without a service, into a bundle for `ablate import`.
+    """Run a plan file on this node, without a service, into a bundle for `ablate offline import`.
 
     Finished blocks are kept: the same command continues where the last run ended, even if it was killed. Exit code: 0
     when every requested block is in the bundle, 6 when some are missing, 5 when nothing could run.
@@ -155,9 +158,7 @@ def _signer(path: Path, console: Console) -> Signer | None:
         signer = node_signer(path)
     except SigningUnavailable as error:
         console.print(f"[bold yellow]UNSIGNED:[/] blocks are not signed: {escape(str(error))}")
-        console.print(
-            "          anybody with access to the bundle could have written it; `ablate import` needs --unsigned for it"
-        )
+        console.print("          anybody with access to the bundle could have written it; import it with --unsigned")
         return None
     console.print(f"blocks are signed with {signer.key} ({escape(str(path))})")
     return signer
@@ -303,7 +304,7 @@ def _conclude(job: _Job, summary: ExecSummary, digest: str, *, console: Console,
         out.print("  go on    run the same command again")
     out.print(f"  answer   ablate verdict {escape(job.folder.root.name)}    (where Ablate is installed whole)")
     trust = f"--trust {job.signer.key}" if job.signer else "--unsigned"
-    out.print(f"  import   ablate import {escape(job.folder.root.name)} {trust}")
+    out.print(f"  import   ablate offline import {escape(job.folder.root.name)} {trust}")
 
 
 def refusals(plan_file: PlanFile, node: Node, secrets: Collection[str] = ()) -> Iterator[str]:

@@ -38,7 +38,7 @@ class ExecSummary:
 
 
 class ExecRun:
-    """One run of `ablate exec`."""
+    """One run of `ablate offline exec`."""
 
     def __init__(
         self, plan_file: PlanFile, folder: BundleFolder, runner: BlockRunner, display: ProgressDisplay, *, node_id: str

@@ -47,7 +47,8 @@ def aa(
     ] = ADMITTING_BLOCKS,
     print_spec: Annotated[bool, typer.Option("--print", help="Print the spec of the A/A ablation and stop.")] = False,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` and stop. Needs no service.")
+        Path | None,
+        typer.Option("--out", help="Write a plan file for `ablate offline exec` and stop. Needs no service."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,5 +1,6 @@
 """`ablate nodes`: the machines that run trials, their states and their keys."""
 
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
@@ -111,6 +112,40 @@ def revoke_key(node: NodeArgument, reason: ReasonOption) -> None:
     with Client() as client:
         client.node_keys.revoke(node, reason=reason)
     out().print(f"the key of {escape(node)} is revoked; other API processes learn of it within 10 s")
+
+
+@app.command()
+@guarded
+def calibration(
+    bundles: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[BUNDLE]...", help="A/A bundles. Default: the calibrations of the service."),
+    ] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="Write the calibration from the bundles to this file.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the noise of devices, from A/A blocks, and the service's rate of false verdicts."""
+    if not bundles:
+        with Client() as client:
+            answer = client.calibrations()
+        print_json(answer) if as_json else out().print(tables.calibrations(answer))
+        return
+    from ablate.service.cli.calibrations import (  # imports the judge
+        calibration_lines,
+        read_calibrations,
+        write_calibration,
+    )
+
+    calibrations = read_calibrations(bundles)
+    if out_file is not None:
+        write_calibration(calibrations, bundles, out_file)
+    if as_json:
+        print_json(list(calibrations))
+        return
+    for line in (line for one in calibrations for line in calibration_lines(one)):
+        out().print(line)
 
 
 def _print(rows: list[NodePublic], *, as_json: bool) -> None:

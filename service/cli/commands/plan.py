@@ -19,7 +19,7 @@ NoiseOption = Annotated[
         "--calibration",
         metavar="FILE",
         help="With --out and `blocks: auto` in the spec: the noise that decides the number of blocks. "
-        "An A/A bundle, or a file from `ablate calibration --out`.",
+        "An A/A bundle, or a file from `ablate nodes calibration --out`.",
     ),
 ]
 
@@ -33,7 +33,7 @@ def plan(
         Path | None,
         typer.Option(
             "--out",
-            help="Write a plan for `ablate exec` and stop: JSON, or with code a .tar file. A service, if there is one, "
+            help="Write a plan for `ablate offline exec` and stop: JSON, or a .tar file with code. A service, if any, "
             "counts its questions and countersigns it.",
         ),
     ] = None,

@@ -10,8 +10,8 @@ from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.reporting.terminal.markdown import pull_request_markdown
 from ablate.service.cli import completion
 from ablate.service.cli.arguments import CommitOption, read_spec
-from ablate.service.cli.follow import KeyOption, run_spec
-from ablate.service.cli.output import StreamOption, guarded
+from ablate.service.cli.follow import KeyOption, print_accepted, run_spec
+from ablate.service.cli.output import StreamOption, guarded, out, print_json
 from ablate.service.cli.verdicts import RequireOption, asked_of, exit_code
 from ablate.service.client.api import Client
 from ablate.service.schemas.submissions import SpecBody
@@ -46,13 +46,23 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         typer.Option("--markdown", metavar="FILE", help="Also write the verdict as Markdown, for a pull request."),
     ] = None,
     idempotency_key: KeyOption = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit the spec and return at once.")] = False,
     as_json: StreamOption = False,
 ) -> None:
     """Submit a spec, follow it and show the verdict. Ctrl-C detaches (exit code 130) and cancels nothing.
 
-    The exit code is 0 if there is a verdict. With --require it is that of `ablate verdict --require`.
+    The exit code is 0 if there is a verdict. With --require it is that of `ablate verdict --require`. With --detach
+    --json prints one document.
     """
+    if detach and not (require is None and markdown is None):
+        detail = "--detach waits for no verdict, so it takes neither --require nor --markdown"
+        raise SpecError([SpecProblem(pointer="--detach", detail=detail, hint="ablate verdict latest --require WORD")])
     body = _asked(spec, continued, commit, yes=yes)
+    if detach:
+        with Client() as client:
+            answer = client.ablations.submit(body, idempotency_key=idempotency_key)
+        print_json(answer) if as_json else print_accepted(out(), answer)
+        return
     ablation_id, verdict = run_spec(body, idempotency_key=idempotency_key, as_json=as_json)
     if markdown is not None:
         write_whole(markdown, pull_request_markdown(verdict, require, asked_of(ablation_id)) + "\n")

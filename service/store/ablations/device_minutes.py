@@ -74,11 +74,12 @@ def check_quota_for(connection: Connection, principal: Principal, minutes_more: 
     stored = minutes_of(connection, [principal.token_id]).get(principal.token_id, Minutes())
     minutes = Minutes(used=stored.used, reserved=stored.reserved + minutes_more)
     if minutes.used + minutes.reserved > principal.device_minutes:
+        most = math.ceil(minutes.used + minutes.reserved)
         raise QuotaUsedUp(
             f"the ablations of token '{principal.name}' have used {minutes.used:.1f} device minutes, and those "
             f"that are not over, this one among them, may use {minutes.reserved:.1f} more; it has "
             f"{principal.device_minutes:g}. Ask for fewer limits.device_minutes, or an administrator may change the "
-            f"quota: ablate tokens quota {principal.name} --device-minutes {math.ceil(minutes.used + minutes.reserved)}"
+            f"quota: ablate admin tokens quota {principal.name} --device-minutes {most}"
         )
 
 

@@ -55,7 +55,7 @@ def admit(connection: Connection, node: str, key: str) -> None:
     if own and key not in own:
         raise KeyRefused(
             f"node '{node}' is known by key {', '.join(sorted(own))} and offers {key}; if it is the same machine with "
-            f"a new key, an operator says so: ablate keys trust {key} --node {node}"
+            f"a new key, an operator says so: ablate admin keys trust {key} --node {node}"
         )
     if not own:
         _insert(connection, node, key, by=BY_REGISTRATION)

@@ -53,7 +53,7 @@ def remove(connection: Connection, notification_id: str, token_id: str | None) -
     if token_id is not None:
         query = query.where(notifications.c.token_id == token_id)
     if not connection.execute(query).rowcount:
-        raise NotFound(f"you have no notification {notification_id!r}; ablate notifications list shows yours")
+        raise NotFound(f"you have no notification {notification_id!r}; ablate admin notifications list shows yours")
 
 
 def ask(connection: Connection, ablation_id: str) -> None:

@@ -1,7 +1,7 @@
 """Revocations across a restore: a backup knows nothing of the keys that ended after it was made.
 
 `python -m ablate.service.store.access.revocations save FILE` writes what has ended and what counts, before the restore.
-`apply FILE` ends in the restored database what had ended. `-` is the standard stream. `ablate restore` does both.
+`apply FILE` ends in the restored database what had ended. `-` is the standard stream. `ablate admin restore` does both.
 """
 
 import sys

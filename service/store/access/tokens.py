@@ -175,7 +175,7 @@ def _live(connection: Connection, name: str, *, lock: bool = False) -> Row[Any] 
 def _require(token: Row[Any] | None, name: str) -> Row[Any]:
     if token is None:
         node = node_of(name)
-        none = f"there is no token {name!r}; ablate tokens list shows all"
+        none = f"there is no token {name!r}; ablate admin tokens list shows all"
         raise NotFound(none if node is None else f"node {node!r} has no key; it gets one by: ablate nodes add {node}")
     return token
 

@@ -44,7 +44,9 @@ def test_read_spec_names_the_catalog_when_there_is_nothing() -> None:
     assert refused.value.problems[0].hint == "did you mean 'demo'?"
 
 
-@pytest.mark.parametrize("words", [("aa", "cpu", "--like"), ("run",), ("plan",), ("submit",), ("show",), ("verdict",)])
+@pytest.mark.parametrize(
+    "words", [("aa", "cpu", "--like"), ("run",), ("plan",), ("run", "--detach"), ("show",), ("verdict",)]
+)
 def test_a_file_that_is_not_there_is_said_to_be_missing_and_nobody_is_asked(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:

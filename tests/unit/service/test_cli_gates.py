@@ -6,7 +6,7 @@ from ablate.experiments.design.gate import show
 from ablate.experiments.design.listings import GatePublic, public_gates
 from ablate.experiments.errors import SpecError
 from ablate.kernels.backends import NODE_CLASSES
-from ablate.service.cli.commands.gates import node_classes_of, values_on, where_it_runs
+from ablate.service.cli.commands.catalog.gates import node_classes_of, values_on, where_it_runs
 
 ROWS = public_gates()
 CLASSES = node_classes_of(ROWS)

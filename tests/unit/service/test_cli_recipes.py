@@ -1,4 +1,4 @@
-"""`ablate recipes`, and what `ablate gates` says of an arm that does not name a gate."""
+"""`ablate catalog recipes`, and what `ablate catalog gates` says of an arm that does not name a gate."""
 
 import json
 from typing import Any
@@ -14,9 +14,9 @@ from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.recipes import OVERRIDES, RECIPES
 from ablate.experiments.errors import SpecError
 from ablate.kernels.backends import NODE_CLASSES
-from ablate.service.cli.commands import gates
-from ablate.service.cli.commands.gates import with_recipes
-from ablate.service.cli.commands.recipes import app
+from ablate.service.cli.commands.catalog import gates
+from ablate.service.cli.commands.catalog.gates import with_recipes
+from ablate.service.cli.commands.catalog.recipes import app
 from tests.factories import spec_values
 
 ROWS = {row.name: row for row in public_recipes()}

@@ -1,4 +1,4 @@
-"""`ablate receipts trace`: the profiled step of a stored receipt, and what it says without one."""
+"""`ablate offline trace`: the profiled step of a stored receipt, and what it says without one."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def stored(tmp_path: Path, **changes: object) -> str:
 
 
 def test_a_receipt_gives_its_trace(tmp_path: Path) -> None:
-    done = ablate("receipts", "trace", stored(tmp_path, step_trace=views.trace(5)), "-o", str(tmp_path / "trace.json"))
+    done = ablate("offline", "trace", stored(tmp_path, step_trace=views.trace(5)), "-o", str(tmp_path / "trace.json"))
     assert done.code == 0, done.err
     events = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == 2
@@ -34,6 +34,6 @@ def test_without_a_trace_it_says_why(tmp_path: Path, content: str | None, said: 
     path = stored(tmp_path)
     if content is not None:
         Path(path).write_text(content, encoding="utf-8")
-    done = ablate("receipts", "trace", path)
+    done = ablate("offline", "trace", path)
     assert done.code == ExitCode.ERROR
     assert said in " ".join(done.err.split())

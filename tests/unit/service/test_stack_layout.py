@@ -169,8 +169,8 @@ def _database(path: Path, *, journal: str = "wal") -> None:
         connection.commit()
 
 
-RESTORE = "restore a file from `ablate backup`: ablate restore FILE"
-REBUILD = "remove {}, then run: ablate up, ablate mlflow rebuild"
+RESTORE = "restore a file from `ablate admin backup`: ablate admin restore FILE"
+REBUILD = "remove {}, then run: ablate up, ablate admin mlflow rebuild"
 
 
 def _garble(path: Path) -> None:

@@ -33,7 +33,9 @@ def run(*words: str | bytes, shell: dict[str, str], **options: object) -> "subpr
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-@pytest.mark.parametrize("words", [("assess", TABLE), ("recipes",), ("plan", b"\xff-\xe2\x80\xa6")])
+@pytest.mark.parametrize(
+    "words", [("offline", "assess", TABLE), ("catalog", "recipes"), ("plan", b"\xff-\xe2\x80\xa6")]
+)
 def test_every_shell_shows_every_text(words: tuple[str | bytes, ...], shell: str) -> None:
     done = run(*words, shell=SHELLS[shell])
     assert b"Traceback" not in done.stderr
@@ -65,7 +67,12 @@ def test_a_full_disk_is_an_error_in_one_sentence(unbuffered: str) -> None:
     variables = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [ABLATE, "recipes"], stdout=full, stderr=subprocess.PIPE, env=variables, check=False, timeout=LIMIT_S
+            [ABLATE, "catalog", "recipes"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=variables,
+            check=False,
+            timeout=LIMIT_S,
         )
     assert (done.returncode, done.stderr) == (5, b"error: [Errno 28] No space left on device\n")
 
@@ -73,13 +80,13 @@ def test_a_full_disk_is_an_error_in_one_sentence(unbuffered: str) -> None:
 def test_closed_streams_give_no_traceback() -> None:
     for closed in (">&-", "2>&-", ">&- 2>&-"):
         shell = subprocess.run(
-            ["sh", "-c", f"{ABLATE} recipes {closed}"], capture_output=True, check=False, timeout=LIMIT_S
+            ["sh", "-c", f"{ABLATE} catalog recipes {closed}"], capture_output=True, check=False, timeout=LIMIT_S
         )
         assert (shell.returncode, b"Traceback" in shell.stderr) == (0, False)
 
 
 def test_a_pipe_that_ends_early_is_quiet() -> None:
-    for words in ("recipes", "schema", "show missing/x.yaml"):
+    for words in ("catalog recipes", "catalog schema", "show missing/x.yaml"):
         shell = subprocess.run(
             ["sh", "-c", f"{ABLATE} {words} 2>&1 | head -c 1 >/dev/null"],
             capture_output=True,

@@ -55,7 +55,7 @@ def test_open_refuses_an_unnamed_block_whose_receipt_was_altered(tmp_path: Path)
 
 
 def test_two_runs_at_once_are_refused(folder: BundleFolder) -> None:
-    with pytest.raises(ExecRefused, match="another `ablate exec` writes"):
+    with pytest.raises(ExecRefused, match="another `ablate offline exec` writes"):
         reopened(folder.root)
 
 

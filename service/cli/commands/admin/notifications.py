@@ -1,4 +1,4 @@
-"""`ablate notifications`: where this token is told about the end of its ablations."""
+"""`ablate admin notifications`: where this token is told about the end of its ablations."""
 
 from collections.abc import Sequence
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`ablate assess`: judge a published table by our rules."""
+"""`ablate offline assess`: judge a published table by our rules."""
 
 from pathlib import Path
 from typing import Annotated

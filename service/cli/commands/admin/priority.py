@@ -1,4 +1,4 @@
-"""`ablate priority`: an ablation's place in the queue."""
+"""`ablate admin priority`: an ablation's place in the queue."""
 
 from typing import Annotated
 

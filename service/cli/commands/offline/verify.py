@@ -1,6 +1,5 @@
-"""`ablate receipts`: fetch receipts, and verify receipts and bundles here."""
+"""`ablate offline verify`: verify receipts and bundles here."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,37 +8,36 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.markup import escape
 
-from ablate.experiments.block_numbers import block_list, block_number
+from ablate.experiments.block_numbers import block_list
 from ablate.experiments.errors import BundleError, ReceiptError
 from ablate.experiments.outcomes import ExitCode
 from ablate.experiments.records.bundle import Bundle
 from ablate.experiments.records.bundle_files import MANIFEST, RECEIPT, is_bundle, read_bundle_files
 from ablate.experiments.records.bundle_reader import verify_bundle
 from ablate.experiments.records.earlier_release import JUDGED, LAST_RECEIPT, EarlierBundle, is_earlier
-from ablate.experiments.records.receipt_check import SignedReceipt, verify_signed
+from ablate.experiments.records.receipt_check import verify_signed
 from ablate.experiments.reporting import wording
-from ablate.model.measurements import StepTrace
 from ablate.service.cli import completion
-from ablate.service.cli.arguments import ablation_id, trial_id
-from ablate.service.cli.output import JsonOption, err, guarded, out, print_json, print_text
+from ablate.service.cli.commands.offline.receipts import fetch, read_receipts
+from ablate.service.cli.output import JsonOption, err, guarded, out, print_json
 from ablate.service.client.api import Client, ClientError
 from ablate.service.errors import ServiceError
 
-app = typer.Typer(name="receipts", help="Fetch receipts and verify them here.", no_args_is_help=True)
+app = typer.Typer()
 
 _NOBODY = "nobody"
 _NOT_SIGNED = "is not signed"
 
 
-@app.command("verify")
+@app.command()
 @guarded
-def verify_(
+def verify(
     subjects: Annotated[
         list[str],
         typer.Argument(
             metavar="WHAT...",
             help="A bundle, or a JSON file with one receipt or a list of receipts: no service needed. Or an ablation "
-            "or a trial, as in `get`.",
+            "or a trial, as in `ablate offline receipts`.",
             autocompletion=completion.trials,
         ),
     ],
@@ -104,88 +102,6 @@ def _print(checks: list[_Check]) -> None:
         out().print(f"{len(checks):,} checked: {f'{damaged:,} damaged' if damaged else 'no problems'}")
 
 
-@app.command()
-@guarded
-def get(
-    subject: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID",
-            help="A trial, as in `ablate log`, or an ablation: its id, its name, a unique prefix, or `latest`.",
-            autocompletion=completion.trials,
-        ),
-    ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
-    as_json: JsonOption = True,
-) -> None:
-    """Fetch the receipt of a trial, or all receipts of an ablation as a list. The output is always JSON."""
-    with Client() as client:
-        answer = _fetch(client, subject)
-    receipts = list(answer.values()) if isinstance(answer, dict) else answer
-    if output is None:
-        print_json(receipts)
-        return
-    every = receipts if isinstance(receipts, list) else [receipts]
-    values = [receipt.model_dump(mode="json") for receipt in every]
-    content = values if isinstance(receipts, list) else values[0]
-    output.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    err().print(f"[dim]{wording.counted(len(every), 'receipt')}[/]")
-    out().print(str(output))
-
-
-@app.command()
-@guarded
-def trace(
-    subject: Annotated[
-        str,
-        typer.Argument(
-            metavar="TRIAL",
-            help="A trial of the first block, such as latest/1/baseline, or a JSON file with its receipt.",
-            autocompletion=completion.trials,
-        ),
-    ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
-) -> None:
-    """Write the profiled step of a trial over time, in the format of ui.perfetto.dev and chrome://tracing."""
-    from ablate.experiments.reporting.step_traces import chrome_trace
-
-    path = Path(subject)
-    if path.is_file():
-        ((_name, receipt),) = _one(_read(path), subject)
-    else:
-        with Client() as client:
-            receipt = client.trials.receipt(trial_id(client, subject)).model_dump(mode="json")
-    if receipt.get("step_trace") is None:
-        raise ReceiptError(
-            f"{subject!r} has no profiled step over time; trials of the first block have one if the spec has "
-            "workload.profile: true"
-        )
-    text = chrome_trace(
-        f"{receipt['ids']['ablation']}: {receipt['arm']}", StepTrace.model_validate(receipt["step_trace"])
-    )
-    if output is None:
-        print_text(text + "\n")
-        return
-    output.write_text(text, encoding="utf-8")
-    out().print(str(output))
-
-
-def _one(receipts: list[tuple[str, Mapping[str, Any]]], subject: str) -> list[tuple[str, Mapping[str, Any]]]:
-    if len(receipts) != 1:
-        raise ReceiptError(f"{subject!r} has {len(receipts):,} receipts; a trace is that of one")
-    return receipts
-
-
-def _fetch(client: Client, name: str) -> SignedReceipt | dict[str, SignedReceipt]:
-    """Return the receipt of a trial, or the receipts of an ablation by ABLATION/BLOCK/ARM."""
-    if name.startswith("trl_") or "/" in name:
-        return client.trials.receipt(trial_id(client, name))
-    trials = [trial for trial in client.ablations.trials(ablation_id(client, name)) if trial.receipt_digest]
-    return {
-        f"{name}/{block_number(trial.block_index)}/{trial.arm}": client.trials.receipt(trial.id) for trial in trials
-    }
-
-
 def _check(subject: str, keys: frozenset[str], *, signed: bool) -> _Result:
     """Check a file, a bundle, or the receipts of an ablation or trial.
 
@@ -194,7 +110,7 @@ def _check(subject: str, keys: frozenset[str], *, signed: bool) -> _Result:
     path = Path(subject)
     if is_bundle(path):
         return _check_bundle(path, keys, signed=signed)
-    receipts = _read(path) if path.exists() else _fetch_all(subject)
+    receipts = read_receipts(path) if path.exists() else _fetch_all(subject)
     checks = [_check_receipt(name, receipt, keys, signed=signed) for name, receipt in receipts]
     signers = Counter(check.signer for check in checks if check.signer is not None)
     lines = [f"{wording.counted(count, 'receipt')}: signed by {signer}" for signer, count in signers.items()]
@@ -205,26 +121,13 @@ def _check(subject: str, keys: frozenset[str], *, signed: bool) -> _Result:
 def _fetch_all(name: str) -> list[tuple[str, Mapping[str, Any]]]:
     try:
         with Client() as client:
-            answer = _fetch(client, name)
+            answer = fetch(client, name)
     except (ClientError, ServiceError) as error:
         raise ReceiptError(f"there is no file {name!r}; as an ablation or a trial: {error}") from error
     receipts = answer if isinstance(answer, dict) else {name: answer}
     if not receipts:
         raise ReceiptError(f"{name!r} has no receipt yet")
     return [(key, receipt.model_dump(mode="json")) for key, receipt in receipts.items()]
-
-
-def _read(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return (name, receipt) for the receipts in a file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ReceiptError(f"{path} is not JSON: {error}") from error
-    if isinstance(content, dict):
-        return [(str(path), content)]
-    if isinstance(content, list) and content and all(isinstance(item, dict) for item in content):
-        return [(f"{path}[{index}]", item) for index, item in enumerate(content)]
-    raise ReceiptError(f"{path} is neither a receipt nor a list of receipts")
 
 
 def _check_receipt(name: str, receipt: Mapping[str, Any], keys: frozenset[str], *, signed: bool) -> _Check:

@@ -1,4 +1,4 @@
-"""`ablate schema`: the JSON Schema of a spec."""
+"""`ablate catalog schema`: the JSON Schema of a spec."""
 
 import typer
 

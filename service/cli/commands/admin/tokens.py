@@ -1,4 +1,4 @@
-"""`ablate tokens`: the tokens of people and programs, and what each may do."""
+"""`ablate admin tokens`: the tokens of people and programs, and what each may do."""
 
 from enum import StrEnum
 from typing import Annotated

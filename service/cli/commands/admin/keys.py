@@ -1,4 +1,4 @@
-"""`ablate keys`: the node keys that the service trusts."""
+"""`ablate admin keys`: the node keys that the service trusts."""
 
 from typing import Annotated
 

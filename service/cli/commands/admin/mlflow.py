@@ -1,4 +1,4 @@
-"""`ablate mlflow rebuild`: write all ablations to MLflow again.
+"""`ablate admin mlflow rebuild`: write all ablations to MLflow again.
 
 This needs the database but not the embedded stack, so it also works in the service's image.
 """

@@ -1,4 +1,4 @@
-"""`ablate import`: store the bundle of an ablation that ran without a service."""
+"""`ablate offline import`: store the bundle of an ablation that ran without a service."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +26,7 @@ def import_(
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Accept files without a signature.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Store an ablation that `ablate exec` ran. The service verifies every file and stores all or nothing."""
+    """Store an ablation that `ablate offline exec` ran. The service verifies every file and stores all or nothing."""
     from ablate.service.cli.offline import read_bundle  # imports the judge
 
     contents = [read_bundle(path) for path in bundles]

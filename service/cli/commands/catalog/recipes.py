@@ -1,4 +1,4 @@
-"""`ablate recipes`: the configurations that a spec can start from."""
+"""`ablate catalog recipes`: the configurations that a spec can start from."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
