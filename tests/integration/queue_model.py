@@ -17,6 +17,8 @@ RESTS = ("infra_control", "invalid_measurement", "disturbed")
 """Classes after which a block rests from its first break on."""
 RESTS_LATER = ("infra_node", "no_receipt")
 """Classes after which it rests from its second break on."""
+OF_THE_CODE = ("user_error", "oom", "numerics", "gate_refused")
+"""Classes that repeat in every block."""
 ELSEWHERE = ("infra_node", "no_receipt", "invalid_measurement", "disturbed")
 AGAINST_NODE = ("infra_node", "no_receipt")
 NODE_BREAKS = 3
@@ -188,6 +190,7 @@ class Model:
 
     def settle(self, ablation: str) -> str:
         """Return the state that an ablation has now."""
+        self._end_early([block for block in self.blocks.values() if block.ablation == ablation])
         by_state = Counter(block.state for block in self.blocks.values() if block.ablation == ablation)
         if self.states[ablation] in ("completed", "failed", "cancelled") or by_state["queued"] + by_state["running"]:
             return self.states[ablation]
@@ -196,6 +199,15 @@ class Model:
         else:
             self.states[ablation] = "completed" if by_state["done"] else "failed"
         return self.states[ablation]
+
+    @staticmethod
+    def _end_early(own: list[Block]) -> None:
+        """If code or data could not be prepared for the only block that ended, cancel the waiting ones."""
+        ended = [block for block in own if block.state in ("done", "failed")]
+        last = ended[0].attempts[-1] if len(ended) == 1 else None
+        if last is not None and last.ended in OF_THE_CODE and last.arm is None:
+            for block in own:
+                block.state = "cancelled" if block.state == "queued" else block.state
 
     def pass_time(self) -> None:
         """Let every pause, and every wish for another node, be over."""

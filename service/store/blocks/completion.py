@@ -107,9 +107,10 @@ def _first_block_problem(connection: Connection, row: Row[Any]) -> str | None:
 
 def _unprepared(connection: Connection, ablation_id: str) -> str | None:
     """Return why the code or data of the first block could not be prepared, if every block would fail by it."""
-    ours = attempts.c.ablation_id == ablation_id, attempts.c.state == AttemptState.BROKEN
+    failed = select(blocks.c.id).where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.FAILED)
+    ours = attempts.c.block_id == failed.scalar_subquery(), attempts.c.state == AttemptState.BROKEN
     columns = attempts.c.failure_class, attempts.c.arm, attempts.c.message
-    last = connection.execute(select(*columns).where(*ours).order_by(attempts.c.started_at.desc()).limit(1)).first()
+    last = connection.execute(select(*columns).where(*ours).order_by(attempts.c.number.desc()).limit(1)).first()
     if last is None or last.arm is not None or not FailureClass(last.failure_class).rule.is_result:
         return None
     return f"the first block failed: {wording.shorten(last.message, _REASON_CHARACTERS)}"
