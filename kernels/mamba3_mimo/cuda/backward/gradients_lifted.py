@@ -111,8 +111,9 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             x_s, g_s, mix_s, dmix_s = (T.alloc_shared((64, 64), BF16) for _ in range(4))
             # with two groups, no group has all columns of a left operand or of separate rows
             mixt_s = None if alone else T.alloc_shared((64, 64), BF16)
-            # k's slot is free from the rotation until the next copies start
-            gw_s = T.alloc_shared((64, 64), BF16) if not alone else k_raw if loads.two_d else None
+            # k's slot is free from the rotation until the next copies start, but a warp that only copies waits for it
+            lent = k_raw if loads.two_d and not roles else None
+            gw_s = lent if alone else T.alloc_shared((64, 64), BF16)
             dq_s, dk_s = (g_s, x_s) if alone else (T.alloc_shared((M, N), BF16) for _ in range(2))
             h_s = T.alloc_shared((loads.slots * N, P), BF16)
             v_s = T.alloc_shared((loads.held * C, P), BF16)

@@ -299,13 +299,13 @@ def make_output_gate(
             z32 = f32(staged.z_s[one * C + i % C, p]) if s.gated else 0.0
             half_u = z32 * weights.half_zeta_s[i // C, p] if s.gated else 0.0
             bent = scalar.bent(half_u) if s.gated else 0.0
-            through = scalar.gated_gradient(d32, half_u, bent)
-            gated = through.silu if s.gated else d32
+            through = scalar.through_gate(d32, acc.y[i, p], half_u, bent, wide=s.P > 64)
+            gated = through[0] if s.gated else d32
             if s.reduced:
                 sums.phi_acc[fold(i), p] += gated * acc.y[i, p]
             g32 = gated * weights.phi_s[i // C, p] if s.reduced else gated
             if s.gated:
-                du = 0.5 * through.double_slope * acc.y[i, p]
+                du = through[1]
                 sums.zeta_acc[fold(i), p] += du * z32
                 acc.dgate[i, p] = bf16(du * weights.zeta_s[i // C, p])
             acc.g[i, p] = bf16(g32)
