@@ -137,18 +137,34 @@ class TrialPaths:
         """Temporary files."""
         return self.folder / "tmp"
 
+    @property
+    def evaluation(self) -> Path:
+        """Folder of the protected evaluation, while it runs."""
+        return self.folder / "evaluation"
+
+    def make_empty(self, path: Path) -> None:
+        """Make `path` an empty folder, whatever the trial has left in its place."""
+        self._open()
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        self.make_room(path)
+        path.mkdir()
+
     def make_room(self, path: Path) -> None:
         """Free `path`, and the place where its parts are going to be written, of everything that the trial has left.
 
         A folder is renamed: that takes no time and works whatever is in it.
         """
-        if not os.access(self.folder, os.W_OK | os.X_OK):
-            self.folder.chmod(stat.S_IRWXU)
+        self._open()
         for left in (path, path.with_name(f"{path.name}.part")):
             if left.is_dir() and not left.is_symlink():
                 left.rename(left.with_name(f"{left.name}.{secrets.token_hex(4)}"))
             else:
                 left.unlink(missing_ok=True)
+
+    def _open(self) -> None:
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            self.folder.chmod(stat.S_IRWXU)
 
     def drop_output(self) -> None:
         """Remove everything except the files that the worker reads."""

@@ -90,7 +90,10 @@ def _configuration(receipt: Receipt) -> str:
     """Return the digest of the configuration that a series has: all versions of sent code are one series."""
     if receipt.config.archive is None:
         return receipt.digests.arm
-    return digest({name: value for name, value in receipt.config.values_without_seed.items() if name != "code"})
+    values = {name: value for name, value in receipt.config.values_without_seed.items() if name != "code"}
+    if "evaluate" in values:
+        values["evaluate"] = {name: value for name, value in values["evaluate"].items() if name != "code"}
+    return digest(values)
 
 
 def _code_of(receipt: Receipt) -> str:
