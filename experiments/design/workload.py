@@ -366,7 +366,11 @@ class EvaluationSpec(SpecPart):
     @model_validator(mode="before")
     @classmethod
     def _command_alone(cls, value: object) -> object:
-        return {COMMAND: value} if isinstance(value, list | tuple) else value
+        if isinstance(value, list | tuple):
+            return {COMMAND: value}
+        if not isinstance(value, Mapping | SpecPart):
+            raise refuse(f"evaluate is {shown(value)}; allowed: a list, such as [python, judge.py]")
+        return value
 
 
 _OF_A_COMMAND = ("code", "data", "environment", "env", "evaluate")

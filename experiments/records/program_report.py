@@ -129,7 +129,7 @@ def report_contradictions(report: ProgramReport, config: ProgramArm, timed_s: fl
 def _evaluation_contradictions(report: ProgramReport, config: ProgramArm) -> Iterator[str]:
     own, judge = report.evaluation, config.judge
     if own is None or judge is None:
-        if own is not judge:
+        if (own is None) != (judge is None):
             yield f"program.evaluation is {own and own.argv}; the configuration has {judge and judge.argv(out=OUT)}"
         return
     if list(own.argv) != judge.argv(out=OUT):

@@ -127,8 +127,8 @@ class ProgramArm(ArmConfig):
         own = self.evaluate
         if own is None:
             return None
-        changes = {"command": own.command, "args": (), "code": own.code, "env": own.env, "evaluate": None}
-        return replace(self, **changes, needs="process", profile=False, requires_kernel=None)
+        bare = replace(self, args=(), evaluate=None, needs="process", profile=False, requires_kernel=None)
+        return replace(bare, command=own.command, code=own.code, env=own.env)
 
     @property
     def libraries(self) -> tuple[Path, ...]:
