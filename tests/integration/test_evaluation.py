@@ -154,7 +154,8 @@ ATTACKS = {
     "its own judge": "(FOLDER / 'judge.py').write_text(LIE)",
     "the kept copies": """
 for path in [*OUT.parents[3].glob("data/code/*/*"), *OUT.parents[3].glob("data/code/*")]:
-    for action in (lambda: path.write_text(LIE), lambda: path.chmod(0o777), path.unlink, lambda: path.rename(OUT / "x")):
+    for action in (lambda: path.write_text(LIE), lambda: path.chmod(0o777), path.unlink, lambda: path.rename(OUT / "x"),
+                   lambda: (path / "__pycache__").mkdir(), lambda: (path / "sitecustomize.py").write_text(LIE)):
         try:
             action()
         except OSError:
