@@ -133,8 +133,8 @@ def test_every_medium_says_that_an_evaluation_measured() -> None:
             receipts.append(seal({**made.model_dump(), "program": program}))
     view = views.judged_view(spec, plan, receipts)
     assert view.verdict is not None
-    page, text, markdown = render(view), terminal(view), verdict_markdown(view.verdict)
-    for medium in (html.unescape(page), " ".join(text.split()), markdown):
+    page, text = render(view), terminal(view)
+    for medium in (html.unescape(page), " ".join(text.split())):
         assert "not attested; val_bpb by the protected evaluation `python judge.py`" in medium
     assert "val_bpb: by the protected evaluation `python judge.py`, code 0123. " in html.unescape(page)
     assert "Reported by the program, or by its protected evaluation" in page

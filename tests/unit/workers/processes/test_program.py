@@ -1,5 +1,6 @@
 """A user's command as a trial: what its messages become, and that each way to fail ends in its class."""
 
+import io
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.program_report import clocks_differ, report_contradictions
 from ablate.experiments.records.receipts import is_finite
 from ablate.model.config import StepsConfig
+from ablate.workers.commands.program_end import last_line_of
 from ablate.workers.commands.program_socket import ProgramSocket
 from tests.programs import LOOP, program_config, ran, write_program
 
@@ -320,6 +322,6 @@ def test_steps_of_a_rank_that_left_its_loop_early_are_no_measurement(tmp_path: P
     ],
 )  # fmt: skip
 def test_the_end_of_a_log_is_its_last_exception_or_word(log: bytes, line: str) -> None:
-    from ablate.workers.commands.program import _last_line
-
-    assert _last_line(log) == line
+    assert last_line_of(io.BytesIO(log)) == line
+    before = b"ValueError: of the program\n"
+    assert last_line_of(io.BytesIO(before + log), since=len(before)) == line
