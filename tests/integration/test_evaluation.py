@@ -53,6 +53,7 @@ with ablate.trial(seed=7) as trial:
 JUDGE = """
 import json, os, sys, tempfile
 import scoring
+assert os.listdir(os.environ.get("TMPDIR", "/var/empty")) == os.listdir(os.path.expanduser("~")) == []
 with open(os.path.join(os.environ["ABLATE_RUN_FOLDER"], "weights.json")) as file:
     print(f"METRIC val_loss={scoring.score(json.load(file))}")
 """

@@ -97,9 +97,11 @@ def _configuration(receipt: Receipt) -> str:
 
 
 def _code_of(receipt: Receipt) -> str:
-    """Return the digest of the code that ran: ours, and the program's."""
-    own = receipt.digests.code
-    return own if receipt.program is None else digest([own, receipt.program.code])
+    """Return the digest of the code that ran: ours, the program's, and its evaluation's."""
+    own, program = receipt.digests.code, receipt.program
+    if program is None:
+        return own
+    return digest([own, program.code, *([] if program.evaluation is None else [program.evaluation.code])])
 
 
 def _series(metric: str, key: tuple[str, str, str], points: Sequence[HistoryPoint], better: _Better) -> HistorySeries:
