@@ -88,7 +88,13 @@ def _states_below(folder: Path) -> Iterator[os.stat_result]:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder that a trial has left, whatever its depth and its modes; what cannot be removed stays."""
+    """Remove a folder that a trial has left, whatever its depth and its modes; what cannot be removed stays.
+
+    Of a link in its place only the link goes.
+    """
+    if folder.is_symlink():
+        folder.unlink()  # chmod would follow it
+        return
     with suppress(RecursionError):  # Python before 3.13 calls itself for each level
         shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):
@@ -145,7 +151,7 @@ class TrialPaths:
     def make_empty(self, path: Path) -> None:
         """Make `path` an empty folder, whatever the trial has left in its place."""
         self._open()
-        if path.is_dir() and not path.is_symlink():
+        if path.is_dir():
             remove_tree(path)
         self.make_room(path)
         path.mkdir()
