@@ -62,6 +62,8 @@ def ran(config: ProgramArm, home: Path) -> TrialResult:
     order.paths.log.touch()
     if config.code is not None:
         order = replace(order, dataset=copy_code(order).data_folder)
+    if config.judge is not None:
+        order = replace(order, evaluation=copy_code(replace(order, config=config.judge)).data_folder)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_run, args=(order, theirs))

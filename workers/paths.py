@@ -88,7 +88,13 @@ def _states_below(folder: Path) -> Iterator[os.stat_result]:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder that a trial has left, whatever its depth and its modes; what cannot be removed stays."""
+    """Remove a folder that a trial has left, whatever its depth and its modes; what cannot be removed stays.
+
+    Of a link in its place only the link goes.
+    """
+    if folder.is_symlink():
+        folder.unlink()  # chmod would follow it
+        return
     with suppress(RecursionError):  # Python before 3.13 calls itself for each level
         shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):
@@ -137,18 +143,34 @@ class TrialPaths:
         """Temporary files."""
         return self.folder / "tmp"
 
+    @property
+    def evaluation(self) -> Path:
+        """Folder of the protected evaluation, while it runs."""
+        return self.folder / "evaluation"
+
+    def make_empty(self, path: Path) -> None:
+        """Make `path` an empty folder, whatever the trial has left in its place."""
+        self._open()
+        if path.is_dir():
+            remove_tree(path)
+        self.make_room(path)
+        path.mkdir()
+
     def make_room(self, path: Path) -> None:
         """Free `path`, and the place where its parts are going to be written, of everything that the trial has left.
 
         A folder is renamed: that takes no time and works whatever is in it.
         """
-        if not os.access(self.folder, os.W_OK | os.X_OK):
-            self.folder.chmod(stat.S_IRWXU)
+        self._open()
         for left in (path, path.with_name(f"{path.name}.part")):
             if left.is_dir() and not left.is_symlink():
                 left.rename(left.with_name(f"{left.name}.{secrets.token_hex(4)}"))
             else:
                 left.unlink(missing_ok=True)
+
+    def _open(self) -> None:
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            self.folder.chmod(stat.S_IRWXU)
 
     def drop_output(self) -> None:
         """Remove everything except the files that the worker reads."""

@@ -27,6 +27,7 @@ _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
     "uncommitted patch": lambda receipt: receipt.environment.git_dirty_digest,
     "software versions": lambda receipt: dict(receipt.environment.versions),
     "number of CPU threads": lambda receipt: receipt.environment.cpu_threads,
+    "code of the evaluation": lambda receipt: _evaluation_code(receipt),
 }
 """Values that must be equal over all trials of a block."""
 
@@ -37,6 +38,7 @@ _SAME_EVERYWHERE: dict[str, Callable[[Receipt], Any]] = {
     "kind of device": lambda receipt: {name for name, _serial in held_by(receipt.environment)},
     "software versions": lambda receipt: _software(receipt),
     "number of CPU threads": lambda receipt: receipt.environment.cpu_threads,
+    "code of the evaluation": lambda receipt: _evaluation_code(receipt),
 }
 """Values that must be equal over all blocks. Nodes of a class may differ in serial number, kernel and isolation."""
 
@@ -55,6 +57,11 @@ _AMONG: dict[str, Callable[[Receipt], Any]] = {
     "validation data": lambda receipt: receipt.config.rows.validation,
 }
 """Values that must be equal among the trials only whose configurations have this in common."""
+
+
+def _evaluation_code(receipt: Receipt) -> str | None:
+    evaluation = receipt.program and receipt.program.evaluation
+    return evaluation.code if evaluation else None
 
 
 def _software(receipt: Receipt) -> dict[str, str]:

@@ -9,6 +9,9 @@ from ablate.experiments.analysis.evidence import Evidence, Pair
 from ablate.experiments.analysis.verdicts import Costs, KernelChange, KernelUse, StepKernels
 from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.gate_readings import DECLARED
+from ablate.experiments.design.kinds.kind import ArmConfig
+from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.design.problems import listed
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.program_report import printable, shorten
 from ablate.experiments.records.receipts import Receipt, kernel_rows
@@ -108,7 +111,7 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
     if not evidence.pairs or not (workload := evidence.pairs[0].baseline.config).own_process:
         return
     if not workload.attested:
-        yield f"its arguments, variables and code are {DECLARED}"
+        yield f"its arguments, variables and code are {DECLARED}{_by_an_evaluation(workload)}"
     if metric in _OF_WHOLE_PROCESS:
         yield _OF_WHOLE_PROCESS[metric]
     for arm, receipts in (("variant", evidence.receipts), ("baseline", [pair.baseline for pair in evidence.pairs])):
@@ -120,8 +123,14 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
             yield f"ranks of the {arm} reported unequal tokens: {shown}; one may count its own share wrongly"
 
 
+def _by_an_evaluation(workload: ArmConfig) -> str:
+    if not isinstance(workload, ProgramArm) or workload.evaluate is None:
+        return ""
+    return f"; {listed(sorted(workload.metrics))} by {workload.evaluate.title}"
+
+
 def contradictions_of(evidence: Evidence) -> Iterator[str]:
-    """Say which results the programs of both arms printed otherwise than they count, with the first such trial."""
+    """Say which results the programs of both arms gave otherwise than they count, with the first such trial."""
     yield from _contradictions(f"arm '{evidence.arm.name}'", evidence.receipts)
     yield from _contradictions("the baseline", [pair.baseline for pair in evidence.pairs])
 
@@ -133,8 +142,11 @@ def _contradictions(arm: str, receipts: Sequence[Receipt]) -> Iterator[str]:
         block, first = contradicting[0]
         printed, counted = first.contradicted[name], first.reported[name]
         numbers = f"{printed:.6g} as {printable(name)}, but {counted:.6g} counts"
-        trials = f"{len(contradicting)} of its {len(programs)} trials"
-        yield f"{arm} contradicts itself: it printed {numbers} ({block_name(block)}; so in {trials})"
+        trials = f"{block_name(block)}; so in {len(contradicting)} of its {len(programs)} trials"
+        if first.evaluation is not None and name in first.evaluation.metrics:
+            yield f"{arm} reported {numbers}, by the protected evaluation ({trials})"
+        else:
+            yield f"{arm} contradicts itself: it printed {numbers} ({trials})"
 
 
 def _tokens_of_ranks(receipt: Receipt) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from ablate.experiments.design.spec import MAX_SEEDS, AblationSpec
 from ablate.experiments.design.spec_values import NO_MARGIN
 from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.design.verdict_rule import SessionLevel
+from ablate.experiments.design.workload import COMMAND
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE, Decision, ProposalOutcome
 
@@ -56,6 +57,12 @@ def opening_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         detail = f"'{primary.metric}' with margin {NO_MARGIN} is the same or not, so no proposal can be kept"
         where, hint = pointer("verdict", "primary", "margin"), "give a margin, such as 0.01 nats"
         yield SpecProblem(pointer=where, detail=detail, hint=hint)
+    evaluate = spec.workload.evaluate
+    code = None if evaluate is None else evaluate.code or spec.workload.code
+    if isinstance(code, str):
+        detail = f"the evaluation's code {shown(code)} is a folder on the node, which may change between two proposals"
+        hint = "send it (`code: .`), or name a commit of its repository"
+        yield SpecProblem(pointer=pointer("workload", "evaluate"), detail=detail, hint=hint)
 
 
 def proposal_problems(spec: AblationSpec, incumbent: AblationSpec, session: str) -> Iterator[SpecProblem]:
@@ -154,6 +161,8 @@ def with_kept(incumbent: bytes, proposal: bytes) -> bytes:
         workload["overrides"] = {**(workload.get("overrides") or {}), **own["overrides"]}
     baseline |= {name: own[name] for name in ("args", "env") if own.get(name) is not None}
     if own.get("code") is not None:
+        if workload.get("evaluate") is not None:
+            workload["evaluate"] = _with_code(workload["evaluate"], workload.get("code"))
         repository = workload["code"] if isinstance(own["code"], Mapping) and set(own["code"]) == {"commit"} else {}
         workload["code"] = {**repository, **own["code"]} if isinstance(own["code"], Mapping) else own["code"]
     workload.pop("require_kernels", None)
@@ -165,6 +174,12 @@ def with_kept(incumbent: bytes, proposal: bytes) -> bytes:
     values |= {"baseline": baseline, "variants": kept["variants"]}
     spec_of(values)
     return spec_yaml(values)
+
+
+def _with_code(evaluate: Any, code: Any) -> dict[str, Any]:
+    """Return the evaluation with the code that it has had so far, because that of the workload changes."""
+    own = dict(evaluate) if isinstance(evaluate, Mapping) else {COMMAND: evaluate}
+    return own if own.get("code") is not None else {**own, "code": code}
 
 
 def as_yaml(body: bytes, content_type: str) -> bytes:

@@ -344,7 +344,36 @@ class DeclaredMetric(SpecPart):
         return value
 
 
-_OF_A_COMMAND = ("code", "data", "environment", "env")
+def _evaluation_schema(schema: dict[str, Any]) -> None:
+    without_null(schema, "code")
+
+
+class EvaluationSpec(SpecPart):
+    """A command that measures the declared metrics after the program, from files that no arm changes."""
+
+    model_config = ConfigDict(json_schema_extra=_evaluation_schema)
+
+    command: Command = Field(
+        description="Program and arguments, without a shell. {seed} and {steps} are filled in; {out} is the program's "
+        "folder for files."
+    )
+    code: Code | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="Its files, as workload.code, which is the default. A session keeps the code that opened it.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _command_alone(cls, value: object) -> object:
+        if isinstance(value, list | tuple):
+            return {COMMAND: value}
+        if not isinstance(value, Mapping | SpecPart):
+            raise refuse(f"evaluate is {shown(value)}; allowed: a list, such as [python, judge.py]")
+        return value
+
+
+_OF_A_COMMAND = ("code", "data", "environment", "env", "evaluate")
 """Keys that only a workload with a command has."""
 _OF_PROGRAMS = ("metrics", "require_kernels", "secrets")
 """Keys of commands and of recipes of packages."""
@@ -352,7 +381,10 @@ _OF_PROGRAMS = ("metrics", "require_kernels", "secrets")
 
 def _workload_schema(schema: dict[str, Any]) -> None:
     """Publish that a workload is a recipe or a command, and the keys of each."""
-    without_null(schema, "recipe", "command", "code", "environment")
+    without_null(schema, "recipe", "command", "code", "environment", "evaluate")
+    command, evaluate = (schema["properties"][name] for name in (COMMAND, "evaluate"))
+    alone = {name: value for name, value in command.items() if name not in ("title", "description")}
+    evaluate["anyOf"] = [alone, {"$ref": evaluate.pop("$ref")}]
     forbidden = {"anyOf": [{"required": [name]} for name in (COMMAND, *_OF_A_COMMAND)]}
     programs = {"anyOf": [{"required": [name]} for name in _OF_PROGRAMS]}
     of_a_package = {"properties": {"recipe": {"not": {"enum": [*RECIPES]}}}}
@@ -410,6 +442,12 @@ class Workload(SpecPart):
         Field(max_length=MAX_METRICS, json_schema_extra={"propertyNames": NOT_OURS}),
     ] = Field(
         default_factory=dict, exclude_if=_is_empty, description="Numbers that the program reports at the end of a run."
+    )
+    evaluate: EvaluationSpec | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="A command that measures the declared metrics after the program, in a process and a copy of the "
+        "workload's code that no arm changes. What the program says of these metrics does not count.",
     )
     profile: bool = Field(
         default=False,

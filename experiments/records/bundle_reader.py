@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from ablate.experiments.block_numbers import block_name
+from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.digest import digest_bytes
 from ablate.experiments.documents import Frozen, first_problem, seal_problem
 from ablate.experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
@@ -262,9 +263,17 @@ class _BlockReader:
 
     def _check_code(self, path: str, receipt: Receipt) -> None:
         """Compare the code that a trial ran with the code that the plan carried."""
-        planned = self._plan_file.tree_of(receipt.arm)
-        if planned is not None and receipt.program is not None and receipt.program.code != planned:
-            self._note(path, f"ran code {receipt.program.code}; the plan has {planned} for arm '{receipt.arm}'")
+        config = self._plan_file.plan.arm_by_name[receipt.arm].config
+        report = receipt.program
+        if report is None or not isinstance(config, ProgramArm):
+            return
+        planned = self._plan_file.tree_of(config)
+        if planned not in (None, report.code):
+            self._note(path, f"ran code {report.code}; the plan has {planned} for arm '{receipt.arm}'")
+        if config.judge is not None and report.evaluation is not None:
+            planned = self._plan_file.tree_of(config.judge)
+            if planned not in (None, report.evaluation.code):
+                self._note(path, f"evaluated with code {report.evaluation.code}; the plan has {planned}")
 
     def _text(self, path: str) -> str | None:
         self.paths.add(path)

@@ -77,6 +77,12 @@ class PackedCode:
         while piece := self.file.read(PIECE_BYTES):
             yield piece
 
+    def names(self) -> frozenset[str]:
+        """Return the paths of its files and links."""
+        self.file.seek(0)
+        with tarfile.open(fileobj=self.file, mode="r:gz") as tar:
+            return frozenset(tar.getnames())
+
 
 def pack_code(folder: Path) -> PackedCode:
     """Pack the files below `folder`. Raises CodeArchiveError for other things than files, or too many of them.

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.arms import arm_digest
 from ablate.experiments.design.equal_work import resolve_with_steps
+from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import Plan, plan_blocks, questions, with_control
 from ablate.experiments.design.problems import listed
@@ -76,10 +77,9 @@ class PlanFile(Frozen):
         """The parsed spec. Raises SpecError when this code rejects it."""
         return parse_spec(self.spec_text.encode(), self.content_type)
 
-    def tree_of(self, arm: str) -> str | None:
-        """Return the digest of the code that an arm runs; None where the plan does not know it."""
-        archive = self.plan.arm_by_name[arm].config.archive
-        return None if archive is None else (self.code or {}).get(archive)
+    def tree_of(self, config: ArmConfig) -> str | None:
+        """Return the digest of the code that a configuration runs; None where the plan does not know it."""
+        return None if config.archive is None else (self.code or {}).get(config.archive)
 
     def claimed(self, index: int, *, attempt_id: str, attempt_no: int, broken: Sequence[Break] = ()) -> ClaimedBlock:
         """Return the claim of block `index` after `broken` attempts, as a service would."""
@@ -184,7 +184,7 @@ def _contradictions(file: PlanFile) -> Iterator[str]:
             yield f"{block_name(index)} has seed {block.seed}; allowed: 0 to {MAX_SEED}"
         if set(block.order) != names or len(block.order) != len(names) or len(ids.trial_ids) != len(names):
             yield f"{block_name(index)} does not have every arm once"
-    named = {archive for arm in plan.arms if (archive := arm.config.archive) is not None}
+    named = {archive for arm in plan.arms for archive in arm.config.archives}
     if named != set(file.code or ()):
         yield f"its arms name the code {listed(sorted(named))}; it has {listed(sorted(file.code or ()))}"
     for arm in plan.arms:

@@ -24,6 +24,18 @@ OUT = "{out}"
 """Stands in a stored argument for the trial's folder, which differs in every trial."""
 
 
+class EvaluationReport(Frozen):
+    """The record of a protected evaluation, which ran after the program in processes of its own."""
+
+    argv: tuple[str, ...]
+    """As the program's."""
+    code: str
+    """Digest of the files that it ran in."""
+    metrics: tuple[str, ...]
+    """Names of the numbers that it measured."""
+    exit_code: int
+
+
 class ProgramReport(Frozen):
     """The record of a command beside its steps."""
 
@@ -46,11 +58,14 @@ class ProgramReport(Frozen):
     window_seen_s: OmitNone[float] = None
     """Seconds between the arrivals of the same two marks at the worker."""
     reported: Mapping[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
-    """Numbers that the program reported at its end."""
+    """Numbers that the program reported at its end, and those that the evaluation measured."""
+    evaluation: OmitNone[EvaluationReport] = None
+    """None of a program without one, and of one that failed before it."""
     contradicted: Mapping[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
         default_factory=dict, exclude_if=lambda numbers: not numbers
     )
-    """Printed numbers that contradict the number of the same name in `reported`, which counts."""
+    """Printed numbers that contradict the number of the same name in `reported`, which counts; also numbers of
+    the program that contradict those of the evaluation."""
     kernels: KernelRows = ()
     """Name, calls and microseconds of each kernel in one step after the window; operators where the CPU computes."""
     exit_code: int
@@ -107,7 +122,20 @@ def report_contradictions(report: ProgramReport, config: ProgramArm, timed_s: fl
     yield from (
         f"the program did not report '{name}'" for name in sorted(config.metrics.keys() - report.reported.keys())
     )
+    yield from _evaluation_contradictions(report, config)
     yield from _window_contradictions(report, timed_s)
+
+
+def _evaluation_contradictions(report: ProgramReport, config: ProgramArm) -> Iterator[str]:
+    own, judge = report.evaluation, config.judge
+    if own is None or judge is None:
+        if (own is None) != (judge is None):
+            yield f"program.evaluation is {own and own.argv}; the configuration has {judge and judge.argv(out=OUT)}"
+        return
+    if list(own.argv) != judge.argv(out=OUT):
+        yield f"program.evaluation.argv is {list(own.argv)}; the configuration gives {judge.argv(out=OUT)}"
+    yield from (f"the evaluation did not measure '{name}'" for name in sorted(config.metrics.keys() - set(own.metrics)))
+    yield from (f"the evaluation's '{name}' is missing" for name in own.metrics if name not in report.reported)
 
 
 def _window_contradictions(report: ProgramReport, timed_s: float | None) -> Iterator[str]:

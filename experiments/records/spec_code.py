@@ -21,6 +21,9 @@ _RELATIVE = "the folder is relative to the spec; an absolute one is on the node"
 _Place = tuple[str, ...]
 _Source = tuple[str, str | None]
 """A folder, and the commit of its repository; None for the files as they are."""
+_WORKLOAD: _Place = ("workload", "code")
+_EVALUATION: _Place = ("workload", "evaluate", "code")
+_SCRIPTS = (".py", ".sh")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +56,11 @@ def pack_spec(
     if not places and data is None:
         return unchanged
     by_source = _packed(places, folder)
+    _check_evaluation(values["workload"], {place: by_source[source] for place, source in places.items()})
     digests = {place: by_source[source].digest for place, source in places.items()}
     archives = {packed.digest: packed for packed in by_source.values()}
     names = {place: by_source[source].commit for place, source in places.items()}
-    labels = {f"{COMMIT_LABEL}{_arm(place)}": commit for place, commit in names.items() if commit is not None}
+    labels = {f"{COMMIT_LABEL}{_arm(place)}": one for place, one in names.items() if one and place != _EVALUATION}
     text, kind = _with_digests(content, content_type, values, _Edits(digests, labels, data))
     lines = [_line(source, packed) for source, packed in by_source.items()]
     lines += [f"data {one['at']}: {one['path']}, read there" for one in data or () if isinstance(one, Mapping)]
@@ -76,6 +80,30 @@ def _data(values: Mapping[str, Any], folder: Path) -> list[Any] | None:
         return None
     code = _absolute(folder / (_folder_of(workload.get("code")) or ""))
     return [_beside(one, number, folder, code) if _is_relative(one) else one for number, one in enumerate(named)]
+
+
+def _check_evaluation(workload: Mapping[str, Any], packed: Mapping[_Place, PackedCode]) -> None:
+    """Raise SpecError if the evaluation runs a file that its packed code lacks."""
+    own = workload.get("evaluate")
+    command, code = (own.get(COMMAND), own.get("code")) if isinstance(own, Mapping) else (own, None)
+    place = _WORKLOAD if code is None else _EVALUATION
+    script = _script_of(command)
+    if script is None or place not in packed or os.path.normpath(script) in packed[place].names():
+        return
+    detail = f"the evaluation runs {script!r}, and the packed code has no such file"
+    hint = "files that git ignores are not packed; its path is relative to the folder of the code"
+    raise SpecError([SpecProblem(pointer=pointer("workload", "evaluate"), detail=detail, hint=hint)])
+
+
+def _script_of(command: object) -> str | None:
+    """Return the file of the code that a command runs; None for a program of the node, or where it is not clear."""
+    if not isinstance(command, list) or not command or not all(isinstance(word, str) for word in command):
+        return None
+    words = [word for number, word in enumerate(command) if (number == 0 and "/" in word) or word.endswith(_SCRIPTS)]
+    before = command[: command.index(words[0])] if words else ()
+    if not words or words[0].startswith("/") or "{" in words[0] or {"-c", "-m"}.intersection(before):
+        return None
+    return str(words[0])
 
 
 def _absolute(path: Path) -> Path:
@@ -125,7 +153,7 @@ def _at_commits(values: Mapping[str, Any], commits: Mapping[str, str]) -> dict[_
             )
         own = arms[arm] if arm != BASELINE else None
         code = own.get("code") if isinstance(own, Mapping) else None
-        place = ("workload", "code") if arm == BASELINE else ("variants", arm, "code")
+        place = _WORKLOAD if arm == BASELINE else ("variants", arm, "code")
         places[place] = (_folder_of(code) or str(base), revision)
     return places
 
@@ -145,7 +173,9 @@ def _folders(values: Mapping[str, Any]) -> Iterator[tuple[_Place, _Source]]:
     workload, variants = values.get("workload"), values.get("variants")
     if not isinstance(workload, Mapping) or COMMAND not in workload:
         return
-    codes: list[tuple[_Place, Any]] = [(("workload", "code"), workload.get("code"))]
+    codes: list[tuple[_Place, Any]] = [(_WORKLOAD, workload.get("code"))]
+    if isinstance(workload.get("evaluate"), Mapping):
+        codes.append((_EVALUATION, workload["evaluate"].get("code")))
     if isinstance(variants, Mapping):
         codes += [(("variants", n, "code"), own.get("code")) for n, own in variants.items() if isinstance(own, Mapping)]
     base = _folder_of(codes[0][1])
@@ -154,7 +184,7 @@ def _folders(values: Mapping[str, Any]) -> Iterator[tuple[_Place, _Source]]:
             if _is_relative(code):
                 yield place, (code, None)
             continue
-        folder = _folder_of(code) if "git" in code else base
+        folder = _folder_of(code) if "git" in code or place == _EVALUATION else base
         if folder is not None and set(code) - {"git"} == {"commit"} and _is_commit(code["commit"]):
             yield place, (folder, code["commit"])
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ablate.workers.blocks.block_runner import BlockRunner, NodeContext
+from ablate.workers.blocks.code_cache import CodeCache, CodeSource
 from ablate.workers.lease import Lease, boot_time_s
 from ablate.workers.node import find_node
 from ablate.workers.paths import WorkPaths
@@ -16,8 +17,8 @@ from ablate.workers.processes.wake_event import WakeEvent
 
 
 @contextmanager
-def block_runner(home: Path) -> Iterator[BlockRunner]:
-    """Yield the runner of a CPU node whose state folder is `home`."""
+def block_runner(home: Path, code_source: CodeSource | None = None) -> Iterator[BlockRunner]:
+    """Yield the runner of a CPU node whose state folder is `home`, which gets archives of code from `code_source`."""
     with Guardian() as guardian:
         node = find_node("here", "cpu")
         yield BlockRunner(
@@ -29,6 +30,7 @@ def block_runner(home: Path) -> Iterator[BlockRunner]:
                 data_dir=home / "data",
                 proof=node.devices.proof(),
                 secrets=(home,),
+                code_cache=None if code_source is None else CodeCache(home / "data", code_source),
             )
         )
 

@@ -274,6 +274,28 @@ def test_a_spec_is_checked_by_printed_lines_and_by_the_whole_process(tmp_path: P
     assert (code, "marked no steps" in answer["checks"][0]["detail"]) == (6, True)
 
 
+def test_the_evaluation_of_a_spec_is_run_for_every_arm(tmp_path: Path) -> None:
+    program = write_program(tmp_path / "code", "open('weights', 'w').write('1.5'); print('METRIC val=0.1')")
+    judging = (
+        "import os, sys; print('METRIC val=' + open(os.environ['ABLATE_RUN_FOLDER'] + '/weights').read() + sys.argv[1])"
+    )
+    (program / "judge.py").write_text(judging)
+    workload = {"metrics": {"val": {"better": "lower"}}, "evaluate": ["python", "judge.py", "{seed}"]}
+    by_val = {"primary": {"metric": "val", "margin": "1%"}}
+    code, answer, errors = checked_spec(program, primary=by_val, **workload)
+    rows = {check["name"]: check for check in answer["checks"]}
+    assert (code, rows["seed"]["detail"]) == (0, "val is 1.51 and 1.52 with two seeds"), errors
+    for arm in ("baseline", "slow"):
+        assert rows[arm]["detail"].endswith("; val=1.51 by the protected evaluation")
+    (program / "judge.py").write_text("raise ValueError('bad weights')")
+    code, answer, errors = checked_spec(program, primary=by_val, **workload)
+    named = "the protected evaluation `python judge.py {seed}` ended with exit code 1: ValueError: bad weights"
+    assert (code, named in answer["checks"][0]["detail"]) == (6, True), errors
+    (program / "judge.py").unlink()
+    code, _answer, errors = checked_spec(program, primary=by_val, **workload)
+    assert (code, "runs 'judge.py', and the packed code has no such file" in errors) == (5, True), errors
+
+
 @pytest.mark.parametrize(
     ("workload", "words"),
     [({"code": "none"}, "#/workload/code"), ({"data": ["none.bin"]}, "there is no 'none.bin' beside the spec")],

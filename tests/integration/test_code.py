@@ -150,6 +150,23 @@ def test_a_spec_needs_its_archives_and_no_relative_folder(api: Api) -> None:
     assert "ablate run" in error["hint"]
 
 
+def test_the_archive_of_an_evaluation_is_needed_and_comes_with_every_block(api: Api) -> None:
+    content, judging = content_of(4, 10), content_of(5, 10)
+    evaluate = {"command": ["python", "judge.py"], "code": {"archive": digest_of(judging)}}
+    changes = {"workload__evaluate": evaluate, "workload__metrics": {"val": {"better": "lower"}}}
+    upload(api, content)
+    refused = submit_with(api, digest_of(content), **changes)
+    assert (refused.status_code, "#/workload/evaluate/code" in refused.text) == (422, True)
+    upload(api, judging)
+    assert submit_with(api, digest_of(content), **changes).status_code == 202
+    block = api.claim(api.register(lanes={"command": None}))
+    assert block is not None
+    assert {trial["config"]["evaluate"]["code"]["archive"] for trial in block["trials"]} == {digest_of(judging)}
+    path = f"/v1/attempts/{block['attempt_id']}/code/"
+    for own in (content, judging):
+        assert api.client.get(path + digest_of(own), headers=api.worker_of("node-a")).content == own
+
+
 @pytest.mark.parametrize("kind", BOTH)
 def test_all_archives_together_are_bounded_exactly(kind: str, tmp_path: Path) -> None:
     with running_api(kind, tmp_path, max_code_bytes=1_000) as api:

@@ -19,6 +19,7 @@ from ablate.experiments.records.bundle_files import BLOCK, PLAN, RECEIPT, read_b
 from ablate.experiments.records.bundle_reader import open_bundle
 from ablate.experiments.records.code_archive import pack_code
 from ablate.experiments.records.plan_file import PlanWithCode, read_plan_file
+from ablate.experiments.records.program_report import ProgramReport
 from ablate.experiments.records.receipts import Receipt
 from ablate.experiments.records.signing import Signer
 from ablate.workers.node import KEY_FILE, node_signer
@@ -27,6 +28,7 @@ from tests.bundles import archive_of, sealed
 from tests.programs import write_program
 from tests.waiting import LIMIT_S
 
+FOLDERS = ("src", "other", "judging")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -43,6 +45,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lab")
     write_program(folder / "src")
     write_program(folder / "other", (folder / "src/train.py").read_text() + "\n# changed\n")
+    write_program(folder / "judging", "")
+    folder.joinpath("judging/judge.py").write_text("print('METRIC val_loss=1.5')")
     spec = {
         "ablation": "carried",
         "question": "Is the other version as fast?",
@@ -50,6 +54,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "command": ["python", "train.py", "--seed", "{seed}", "--step", "0.002"],
             "code": "./src",
             "steps": {"warmup": 1, "timed": 20},
+            "metrics": {"val_loss": {"better": "lower"}},
+            "evaluate": {"command": ["python", "judge.py"], "code": "judging"},
         },
         "variants": {"other": {"code": "other"}},
         "design": {"seeds": [1], "blocks": {"count": 6}},
@@ -67,7 +73,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_plan_with_code_is_one_tar_file_with_a_readable_plan(lab: Path) -> None:
     with tarfile.open(lab / "plan.tar") as tar:
         names = tar.getnames()
-    digests = {pack_code(lab / name).digest: pack_code(lab / name).tree for name in ("src", "other")}
+    digests = {pack_code(lab / name).digest: pack_code(lab / name).tree for name in FOLDERS}
     assert names == ["README.txt", "plan.json", *(f"code/{digest[7:]}.tar.gz" for digest in sorted(digests))]
     planned = PlanWithCode(lab / "plan.tar")
     assert planned.plan_file.code == digests
@@ -94,6 +100,9 @@ def test_the_node_runs_the_carried_code_and_the_import_proves_it(lab: Path, tmp_
     bundle = open_bundle(files)
     receipts = [trial.receipt for block in bundle.blocks for trial in block.trials]
     assert len(receipts) == 18
+    judging = pack_code(lab / "judging").tree
+    assert all(one.program and one.program.evaluation and one.program.evaluation.code == judging for one in receipts)
+    assert all(receipt.program and receipt.program.reported["val_loss"] == 1.5 for receipt in receipts)
     assert all(receipt.program and receipt.program.code == trees[receipt.arm] for receipt in receipts)
     assert sum(map(len, files.values())) < 2_000_000, "the bundle names the code, and does not have it"
     with running_api("sqlite", tmp_path / "api") as api:
@@ -102,20 +111,31 @@ def test_the_node_runs_the_carried_code_and_the_import_proves_it(lab: Path, tmp_
         answer = api.client.post("/v1/ablations:import", params=trust, headers=headers, content=archive_of(files))
         assert answer.status_code == 200, answer.text
     signer = node_signer(tmp_path / "home" / KEY_FILE)
-    assert open_bundle(resigned(files, "other", signer, lambda code: code)).keys == bundle.keys
-    with pytest.raises(BundleError) as caught:
-        open_bundle(resigned(files, "other", signer, lambda _code: trees["baseline"]))
-    details = [problem.detail for problem in caught.value.problems]
-    assert details == [f"ran code {trees['baseline']}; the plan has {trees['other']} for arm 'other'"]
+    assert open_bundle(resigned(files, "other", signer, lambda report: report)).keys == bundle.keys
+
+    def other_code(report: ProgramReport) -> ProgramReport:
+        return report.model_copy(update={"code": trees["baseline"]})
+
+    def other_evaluation(report: ProgramReport) -> ProgramReport:
+        evaluation = report.evaluation and report.evaluation.model_copy(update={"code": trees["other"]})
+        return report.model_copy(update={"evaluation": evaluation})
+
+    ran_other = f"ran code {trees['baseline']}; the plan has {trees['other']} for arm 'other'"
+    judged_by_other = f"evaluated with code {trees['other']}; the plan has {judging}"
+    for change, words in ((other_code, ran_other), (other_evaluation, judged_by_other)):
+        with pytest.raises(BundleError) as caught:
+            open_bundle(resigned(files, "other", signer, change))
+        assert [problem.detail for problem in caught.value.problems] == [words]
 
 
-def resigned(files: dict[str, bytes], arm: str, signer: Signer, change: Callable[[str], str]) -> dict[str, bytes]:
+def resigned(
+    files: dict[str, bytes], arm: str, signer: Signer, change: Callable[[ProgramReport], ProgramReport]
+) -> dict[str, bytes]:
     """Return a bundle whose owner changed the code in a receipt and signed everything again."""
     path = next(path for path in sorted(files) if path.endswith(f"-{arm}/{RECEIPT}"))
     receipt = Receipt.model_validate_json(files[path])
     assert receipt.program is not None
-    program = receipt.program.model_copy(update={"code": change(str(receipt.program.code))})
-    lie = seal(receipt.model_copy(update={"program": program}))
+    lie = seal(receipt.model_copy(update={"program": change(receipt.program)}))
     block = f"{path.rsplit('/', 2)[0]}/{BLOCK}"
     changed = {**files, path: lie.model_dump_json().encode()}
     receipts = sorted(name for name in changed if name.startswith(block.removesuffix(BLOCK)) and name.endswith(RECEIPT))

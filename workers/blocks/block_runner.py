@@ -280,9 +280,13 @@ class BlockRunner:
             return order
         self._check_data(workload)
         order = replace(order, program_prefix=self._prefix_of(workload), secrets=self._secrets_of(workload))
-        if workload.prepared is None:
-            return order
-        return replace(order, dataset=self._prepare(order, workload, lease, attempt_id=block.attempt_id))
+        if workload.prepared is not None:
+            order = replace(order, dataset=self._prepare(order, lease, attempt_id=block.attempt_id))
+        judge = workload.judge if isinstance(workload, ProgramArm) else None
+        if judge is not None:
+            of_judge = replace(order, config=judge)
+            order = replace(order, evaluation=self._prepare(of_judge, lease, attempt_id=block.attempt_id))
+        return order
 
     def _fetch_code(self, attempt_id: str, digest: str, lease: Lease) -> None:
         if self._context.code_cache is None:
@@ -320,11 +324,12 @@ class BlockRunner:
     def _node_class(self) -> NodeClass:
         return self._context.node.node_class
 
-    def _prepare(self, order: TrialOrder, workload: ArmConfig, lease: Lease, *, attempt_id: str) -> Path:
+    def _prepare(self, order: TrialOrder, lease: Lease, *, attempt_id: str) -> Path:
         """Return the folder of the dataset or code, which a process of its own makes from the files as they are now.
 
         No arm answers for a failure here. Raises BlockBroken without an arm.
         """
+        workload = order.config
         key = str(workload.prepared)
         if key not in self._prepared:
             if workload.archive is not None:

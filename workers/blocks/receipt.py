@@ -1,6 +1,7 @@
 """The receipt of a finished trial, from its files and its ending."""
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -167,8 +168,10 @@ class TrialRecord:
 
     def _of_node(self, result: TrialResult) -> TrialResult:
         """Return the result; the node answers for a program that a signal ended while the node turned out broken."""
-        signalled = result.failure_class is FailureClass.USER_ERROR and result.program is not None
-        if self.node_problem is None or not signalled or result.program is None or result.program.exit_code >= 0:
+        program = result.program
+        if self.node_problem is None or result.failure_class is not FailureClass.USER_ERROR or program is None:
+            return result
+        if program.exit_code >= 0 and (program.evaluation is None or program.evaluation.exit_code >= 0):
             return result
         message = f"{result.message}; after it, {self.node_problem}"
         return result.model_copy(update={"failure_class": FailureClass.INFRA_NODE, "message": message})
@@ -245,8 +248,10 @@ class TrialRecord:
 
 
 def how_far(paths: TrialPaths, trial: ClaimedTrial) -> str:
-    """Return the number of finished steps in words, for example "5 of 14 steps"."""
-    return f"{len(read_steps(paths.steps)):,} of {trial.config.steps.total:,} steps"
+    """Return the number of finished steps in words, for example "5 of 14 steps", and whether the evaluation runs."""
+    steps = f"{len(read_steps(paths.steps)):,} of {trial.config.steps.total:,} steps"
+    own = trial.config.evaluate if isinstance(trial.config, ProgramArm) else None
+    return steps if own is None or not os.path.isdir(paths.evaluation) else f"{steps}, in {own.title}"  # noqa: PTH112 - the trial may have closed its folder
 
 
 def _judge(

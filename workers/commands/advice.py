@@ -63,6 +63,8 @@ class ProgramPlace:
     """What this node lets a spec name as data; None for any path."""
     hidden: tuple[Path, ...] = ()
     """Folders that no setting opens."""
+    run_folder: Path | None = None
+    """Of an evaluation: the folder in which the program ran."""
 
     @classmethod
     def of(cls, order: TrialOrder, config: ProgramArm, argv: Sequence[str]) -> Self:
@@ -138,7 +140,10 @@ class ProgramPlace:
         """Yield advice about files that the program looks for beside its code, and that were not sent."""
         for match in _MISSING.findall(message):
             name = self._beside_the_code(next(filter(None, match)))
-            if name is not None:
+            if name is not None and self.run_folder is not None:
+                if (self.run_folder / name).exists():
+                    yield f"{name} is in the program's working folder: open it below the folder in ABLATE_RUN_FOLDER"
+            elif name is not None:
                 entry = name if name.parent == Path() else f"{name.parent}/"
                 if self.origin is not None and (self.origin / name).exists():
                     why = f"{name} is in {self.origin.absolute()}, but was not sent, because git ignores it"

@@ -90,12 +90,15 @@ class PrintedResults:
         return {name: value for name, value in self._last.items() if isinstance(value, float)}
 
     def contradicting(self, counted: Mapping[str, float]) -> dict[str, float]:
-        """Return the printed numbers that contradict the number of the same name that counts."""
+        """Return the printed numbers that contradict a number of the same name that counts."""
         printed = [*self._by_pattern.items(), *self._by_metric.items()]
         return {
             name: value
             for name, value in printed
-            if isinstance(value, float) and math.isfinite(value) and contradicts(value, counted[name])
+            if name in counted
+            and isinstance(value, float)
+            and math.isfinite(value)
+            and contradicts(value, counted[name])
         }
 
     @property

@@ -7,31 +7,28 @@ stamps and writes the step file and the result, which the program cannot reach.
 import json
 import math
 import os
-import re
 import resource
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.outcomes import FailureClass
-from ablate.experiments.records.program_report import OUT, ProgramReport, printable
-from ablate.experiments.system.kernel_limits import keep_apart, landlock_version
-from ablate.experiments.system.processes import descendants_of, die_with_parent, end_all
+from ablate.experiments.records.program_report import OUT, ProgramReport
+from ablate.experiments.system.processes import descendants_of, end_all
 from ablate.model.errors import DataError
 from ablate.model.measurements import Step
 from ablate.workers.commands.advice import ProgramPlace
 from ablate.workers.commands.code_copy import link_data
 from ablate.workers.commands.device_samples import DeviceSamples
+from ablate.workers.commands.evaluation import Evaluated, evaluate
 from ablate.workers.commands.printed_results import ProgramOutput
-from ablate.workers.commands.program_end import ProgramEnd, ProgramWatch, not_finite, program_failure
+from ablate.workers.commands.program_end import ProgramEnd, ProgramWatch, last_line_of, not_finite, program_failure
 from ablate.workers.commands.program_socket import (
     EndedSteps,
     LoopBegan,
@@ -41,54 +38,77 @@ from ablate.workers.commands.program_socket import (
     WindowBegan,
     WindowEnded,
 )
-from ablate.workers.commands.program_start import start_problem
+from ablate.workers.commands.program_start import ProgramFolders, program_environment, start_program
 from ablate.workers.commands.ranks import ProgramMarks, ProgramRank
-from ablate.workers.isolation.environment import outside_variables
 from ablate.workers.isolation.node_secrets import Mask
 from ablate.workers.paths import has_file_of, remove_tree
 from ablate.workers.trials import failures
-from ablate.workers.trials.result import MODULE_FOLDER, TrialOrder, TrialResult
+from ablate.workers.trials.result import TrialOrder, TrialResult
 
-VARIABLE = "ABLATE_TRIAL"
-"""Variable with the settings of a trial for the module, as JSON."""
-_LOG_BYTES = 2**20
-"""End of the log in which the last exception is searched."""
-_EXCEPTION = re.compile(r"(?:\[rank\d+\]: *)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .*)?)")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def run_program(order: TrialOrder) -> TrialResult:
-    """Run the command of `order` to its end and return its result, which may be a failure."""
-    config = order.program
-    folder, out = _own_folder(order), order.paths.folder / "out"
-    link_data(config, folder)
+    """Run the command of `order` to its end, then its evaluation; return the result, which may be a failure."""
+    config, mask, out = order.program, Mask(order.secrets), order.paths.folder / "out"
+    home = None if order.isolation is None else out  # the home of the worker's user is closed
+    folders = ProgramFolders(working=_own_folder(order), out=out, home=home)
+    link_data(config, folders.working)
     out.mkdir()
-    receiver, mask = ProgramSocket(), Mask(order.secrets)
-    marks, oom_before, began = ProgramMarks(config, mask), failures.kernel_oom_kills(), time.monotonic()
-    argv, environment = config.argv(out=str(out)), _environment(order, config, receiver.address, out)
-    load, samples = _Load(), DeviceSamples(config.devices if order.device_type == "cuda" else 0)
-    steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
-    log_file, place = order.paths.log.open("a+b"), ProgramPlace.of(order, config, argv)
-    with receiver, steps_file as steps, log_file as log, ProgramOutput(log.fileno(), config.lines) as output:
+    place, evaluated = ProgramPlace.of(order, config, config.argv(out=str(out))), None
+    with order.paths.log.open("a+b") as log:
         try:
-            process = _start(argv, folder, environment, output.writer)
+            ran = _run(order, folders, log, mask)
         except DataError as error:
             message = place.advised(str(error))
             sys.stdout.write(f"{message}\n")
             return TrialResult.partial(failure_class=FailureClass.USER_ERROR, message=message)
+        failure = program_failure(config, ran.end)
+        if failure is not None:
+            failure = failure[0], place.advised(mask.text(failure[1]))
+        elif config.evaluate is not None:
+            evaluated = evaluate(order, ran.end, log)
+            failure = evaluated.failure
+    remove_tree(folders.working)
+    code = ran.marks.package if order.dataset is None else f"sha256:{order.dataset.name}"
+    result = result_of(config, ran, evaluated, code=code)
+    if failure is not None:
+        result = result.model_copy(update={"failure_class": failure[0], "message": failure[1]})
+    return mask.document(result)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanProgram:
+    """A program that has ended."""
+
+    end: ProgramEnd
+    marks: ProgramMarks
+    samples: DeviceSamples
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the trial's result beside the steps."""
+
+
+def _run(order: TrialOrder, folders: ProgramFolders, log: BinaryIO, mask: Mask) -> RanProgram:
+    """Run a program with all its processes to the end. Raises DataError if it cannot be started."""
+    config = order.program
+    receiver, marks, began = ProgramSocket(), ProgramMarks(config, mask), time.monotonic()
+    load, samples = _Load(), DeviceSamples(config.devices if order.device_type == "cuda" else 0)
+    oom_before, argv = failures.kernel_oom_kills(), config.argv(out=str(folders.out))
+    environment = program_environment(order, config, folders, address=receiver.address)
+    steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
+    lines = config.lines if config.evaluate is None else {}  # its own lines are those of the evaluation
+    with receiver, steps_file as steps, ProgramOutput(log.fileno(), lines) as output:
+        process = start_program(argv, folders.working, environment, output=output.writer)
         output.follow(process.kill)
         watch = ProgramWatch(process, receiver.fileno())
-        _collect(receiver, _Progress(config, steps, marks, load, samples, watch))
+        progress = _Progress(config, steps, marks, load, samples, watch)
+        watch.to_the_end(partial(progress.take, receiver), marks, config)
         load.process_ended()
         end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
         process.wait()
         cpu_s = _ended_cpu_s()
         printed = output.finish()
-        last_line = _last_line(_end_of(log))  # the open file, because the program may have removed its name
     failing = process.returncode != 0 or marks.failed is not None
-    reached = failing and has_file_of(order.paths.folder, order.most_bytes)
-    remove_tree(folder)
-    peak = _peak_bytes(marks, on_host=order.device_type == "cpu")
     reported = {**printed.values, **marks.reported, **not_finite(printed.values)}
     end = ProgramEnd(
         exit_code=process.returncode,
@@ -96,7 +116,7 @@ def run_program(order: TrialOrder) -> TrialResult:
         reported=reported,
         contradicted=printed.contradicting(reported),
         unread=printed.problem,
-        last_line=last_line,
+        last_line=last_line_of(log),  # the open file, because the program may have removed its name
         failed=marks.failed,
         wrong=marks.wrong,
         loops=marks.loops,
@@ -104,17 +124,12 @@ def run_program(order: TrialOrder) -> TrialResult:
         stopped=watch.stopped,
         left=watch.left,
         most_bytes=order.most_bytes,
-        reached=reached,
+        reached=failing and has_file_of(order.paths.folder, order.most_bytes),
     )
-    failure = program_failure(config, end)
-    code = marks.package if order.dataset is None else f"sha256:{order.dataset.name}"
-    result = result_of(config, marks, end, samples, code=code)
-    extra = _measured(config, marks, load, peak)
+    measured = _measured(config, marks, load, _peak_bytes(marks, on_host=order.device_type == "cpu"))
     if watch.ended_at is not None:
-        extra |= {"process_s": watch.ended_at - began, "cpu_s": cpu_s}
-    if failure is not None:
-        extra |= {"failure_class": failure[0], "message": place.advised(mask.text(failure[1]))}
-    return mask.document(result.model_copy(update=extra))
+        measured |= {"process_s": watch.ended_at - began, "cpu_s": cpu_s}
+    return RanProgram(end=end, marks=marks, samples=samples, measured=measured)
 
 
 def _measured(config: ProgramArm, marks: ProgramMarks, load: "_Load", peak: tuple[int, int] | None) -> dict[str, Any]:
@@ -127,35 +142,6 @@ def _measured(config: ProgramArm, marks: ProgramMarks, load: "_Load", peak: tupl
     return measured
 
 
-def _start(argv: list[str], folder: Path, environment: Mapping[str, str], output: int) -> "subprocess.Popen[bytes]":
-    """Start the program. Raises DataError with the reason why it cannot be started."""
-    problem = start_problem(argv[0], folder, environment["PATH"])
-    try:
-        if problem is None:
-            return subprocess.Popen(
-                argv,
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # a program may signal its whole group, and this process is not of it
-                preexec_fn=_begin,
-            )
-    except OSError as error:
-        problem = start_problem(argv[0], folder, environment["PATH"], error)
-    raise DataError(problem)
-
-
-def _begin() -> None:
-    """Run in the process of the program, before it: end with the trial's process, which it can then not change."""
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)  # a worker in the background of a shell ignores some
-    die_with_parent()
-    if landlock_version():
-        keep_apart()
-
-
 def _own_folder(order: TrialOrder) -> Path:
     """Return a folder with a copy of the code, which this trial may change."""
     folder = order.paths.folder / "code"
@@ -164,31 +150,6 @@ def _own_folder(order: TrialOrder) -> Path:
     else:
         shutil.copytree(order.dataset, folder, symlinks=True)
     return folder
-
-
-def _environment(order: TrialOrder, config: ProgramArm, address: str, out: Path) -> dict[str, str]:
-    """Return the environment of the program: that of this process, its arm's variables, and the module's settings."""
-    variables = outside_variables(devices=config.devices if order.device_type == "cuda" else 0)
-    prefix = sys.prefix if order.program_prefix is None else str(order.program_prefix)
-    variables["PATH"] = os.pathsep.join([f"{prefix}/bin", variables.get("PATH", os.defpath)])
-    variables["VIRTUAL_ENV"] = prefix
-    variables |= order.environment
-    if order.isolation is not None:
-        variables["HOME"] = str(out)  # the home of the worker's user is closed
-    variables |= {**config.env, **order.secrets}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(MODULE_FOLDER), config.env.get("PYTHONPATH")]))
-    settings = {
-        "socket": address,
-        "seed": config.seed,
-        "out": str(out),
-        "code": None if order.dataset is None else str(order.paths.folder / "code"),
-        "warmup": config.steps.warmup,
-        "timed": config.steps.timed,
-        "profile": config.profile,
-        "trace": order.trace,
-        **config.trial_settings,
-    }
-    return {**variables, VARIABLE: json.dumps(settings)}
 
 
 class _Load:
@@ -250,6 +211,7 @@ class _Progress:
     watch: ProgramWatch
 
     def take(self, receiver: ProgramSocket) -> None:
+        self.samples.sample()
         for message in receiver.messages():
             self._take(message)
 
@@ -280,19 +242,6 @@ class _Progress:
                 sys.stdout.flush()
 
 
-def _collect(receiver: ProgramSocket, progress: _Progress) -> None:
-    """Receive messages until the program has ended and none is left."""
-    watch = progress.watch
-    over = False
-    while not over:
-        watch.wait()
-        progress.samples.sample()
-        progress.take(receiver)
-        over = watch.is_over(progress.marks, progress.config)
-    progress.take(receiver)
-    watch.close()
-
-
 def _peak_bytes(marks: ProgramMarks, *, on_host: bool) -> tuple[int, int] | None:
     """Return the peaks over all ranks: allocated and reserved; on the host, the largest resident set of a process."""
     peaks = [rank.memory for rank in marks.ranks.values() if rank.memory is not None]
@@ -304,27 +253,11 @@ def _peak_bytes(marks: ProgramMarks, *, on_host: bool) -> tuple[int, int] | None
     return resident, resident
 
 
-def _end_of(log: BinaryIO) -> bytes:
-    log.seek(0, os.SEEK_END)
-    log.seek(max(0, log.tell() - _LOG_BYTES))
-    return log.read(_LOG_BYTES)
-
-
-def _last_line(end: bytes) -> str:
-    """Return the line of a log that says most about its end: the last exception, else the last one with a word.
-
-    torchrun ends its log with a frame around a summary, in which the exception of a rank is missing.
-    """
-    lines = [line.strip() for line in end.decode("utf-8", "replace").splitlines()]
-    named = [found[1] for line in lines if (found := _EXCEPTION.fullmatch(line)) and "ChildFailed" not in line]
-    line = next((line for line in [*named[-1:], *reversed(lines)] if re.search(r"\w", line)), "its log is empty")
-    return printable(line[:300])
-
-
-def result_of(
-    config: ProgramArm, marks: ProgramMarks, end: ProgramEnd, samples: DeviceSamples, *, code: str | None
-) -> TrialResult:
-    """Return the measurements: the times of the slowest rank, the tokens of all."""
+def result_of(config: ProgramArm, ran: RanProgram, evaluated: Evaluated | None, *, code: str | None) -> TrialResult:
+    """Return the measurements: the times of the slowest rank, the tokens of all, and what the evaluation measured."""
+    marks, samples = ran.marks, ran.samples
+    reported = ran.end.reported if evaluated is None else {**ran.end.reported, **evaluated.measured}
+    contradicted = ran.end.contradicted if evaluated is None else evaluated.contradicted(ran.end)
     loops = list(marks.loops.values())
     whole = [rank for rank in loops if rank.is_whole(config.steps)]
     slowest = max(whole, key=lambda rank: rank.longest_s, default=None)
@@ -343,10 +276,11 @@ def result_of(
         rank_tokens=_timed_tokens(config, loops) if len(loops) > 1 else None,
         window_s=slowest.window_s if clocked and slowest else None,
         window_seen_s=slowest.window_seen_s if clocked and slowest else None,
-        reported={name: value for name, value in end.reported.items() if math.isfinite(value)},
-        contradicted=end.contradicted,
+        reported={name: value for name, value in reported.items() if math.isfinite(value)},
+        evaluation=None if evaluated is None else evaluated.report,
+        contradicted=contradicted,
         kernels=tuple(marks.kernels),
-        exit_code=end.exit_code,
+        exit_code=ran.end.exit_code,
     )
     closed = None if slowest is None else slowest.closed
     return TrialResult.partial(
@@ -356,6 +290,7 @@ def result_of(
         program_steps=steps,
         training_began_s=None if slowest is None else slowest.began,
         training_s=0.0 if slowest is None or closed is None else closed - slowest.began,
+        **ran.measured,
     )
 
 

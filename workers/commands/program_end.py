@@ -12,10 +12,10 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.in_trial.ablate import MOST_RESULT_BYTES, MOST_RESULTS, result_bytes, too_many_results
@@ -66,6 +66,8 @@ class ProgramEnd:
 
     exit_code: int
     """Of its first process."""
+    who: str = "the program"
+    """It, in a message."""
     oom_kills: int
     reported: Mapping[str, float]
     contradicted: Mapping[str, float] = field(default_factory=dict)
@@ -120,6 +122,16 @@ class ProgramWatch:
         """Close all handles."""
         for handle in self._handles:
             os.close(handle)
+
+    def to_the_end(self, take: Callable[[], None], marks: RankMarks, config: ProgramArm) -> None:
+        """Call `take` for the messages that have arrived until the program has ended and none is left."""
+        over = False
+        while not over:
+            self.wait()
+            take()
+            over = self.is_over(marks, config)
+        take()
+        self.close()
 
     def follow_rank(self, rank: int, pid: int) -> None:
         """Note that this process has to close the trial of `rank`."""
@@ -205,7 +217,7 @@ def program_failure(config: ProgramArm, end: ProgramEnd) -> tuple[FailureClass, 
         return None
     text = printable(" ".join("; ".join(problems).split()))
     if end.oom_kills:
-        message = f"the kernel's out-of-memory killer ended a process of the program; {text}"
+        message = f"the kernel's out-of-memory killer ended a process of {end.who}; {text}"
         return FailureClass.OOM, message[: failures.MESSAGE_LIMIT]
     if end.reached or any(words in text for words in _TOO_LARGE):
         return FailureClass.OUTPUT_LIMIT, f"{failures.too_large(end.most_bytes)}; {text}"[: failures.MESSAGE_LIMIT]
@@ -224,7 +236,7 @@ def _problems(config: ProgramArm, end: ProgramEnd) -> Iterator[str]:
     if end.failed is not None:
         yield f"{_who(end.failed.rank, end, several)} {_raised(end.failed)}"
     elif end.exit_code and not end.stopped:
-        yield f"the program {exit_words(end.exit_code)}: {end.last_line}"
+        yield f"{end.who} {exit_words(end.exit_code)}: {end.last_line}"
     elif not died and (problem := end.wrong or _incomplete(config, end)) is not None:
         yield problem
     if end.stopped:
@@ -239,7 +251,7 @@ def _problems(config: ProgramArm, end: ProgramEnd) -> Iterator[str]:
 
 def _who(number: int, end: ProgramEnd, several: bool) -> str:
     world = max((rank.world or 1 for rank in end.loops.values()), default=1)
-    return f"rank {number} of {max(world, len(end.loops))}" if several else "the program"
+    return f"rank {number} of {max(world, len(end.loops))}" if several else end.who
 
 
 def _raised(failed: RankFailure) -> str:
@@ -293,8 +305,27 @@ def _results_problem(config: ProgramArm, end: ProgramEnd) -> str | None:
     num_bytes = sum(map(result_bytes, end.reported))
     if len(end.reported) > MOST_RESULTS or num_bytes > MOST_RESULT_BYTES:
         return too_many_results(len(end.reported), num_bytes)
-    missing = sorted(name for name in config.metrics if name not in end.reported)
+    missing = [] if config.evaluate is not None else sorted(config.metrics.keys() - end.reported.keys())
     if missing:
-        return f"the program did not report '{missing[0]}', which workload.metrics declares"
+        return f"{end.who} did not report '{missing[0]}', which workload.metrics declares"
     infinite = sorted(not_finite(end.reported))
-    return f"the program reported {end.reported[infinite[0]]} as '{printable(infinite[0])}'" if infinite else None
+    return f"{end.who} reported {end.reported[infinite[0]]} as '{printable(infinite[0])}'" if infinite else None
+
+
+_LOG_BYTES = 2**20
+"""End of the log in which the last exception is searched."""
+_EXCEPTION = re.compile(r"(?:\[rank\d+\]: *)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .*)?)")
+
+
+def last_line_of(log: BinaryIO, *, since: int = 0) -> str:
+    """Return the line of a log that says most about its end: the last exception, else the last one with a word.
+
+    torchrun ends its log with a frame around a summary, in which the exception of a rank is missing. Only bytes from
+    `since` on count.
+    """
+    log.seek(0, os.SEEK_END)
+    log.seek(max(since, log.tell() - _LOG_BYTES))
+    lines = [line.strip() for line in log.read(_LOG_BYTES).decode("utf-8", "replace").splitlines()]
+    named = [found[1] for line in lines if (found := _EXCEPTION.fullmatch(line)) and "ChildFailed" not in line]
+    line = next((line for line in [*named[-1:], *reversed(lines)] if re.search(r"\w", line)), "its log is empty")
+    return printable(line[:300])

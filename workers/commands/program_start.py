@@ -1,16 +1,110 @@
-"""Why a command could not be started: its file, the first line of its file, or the interpreter that the line names."""
+"""Start a command with its environment, or say why it could not be started.
+
+The reason lies in its file, in the first line of its file, or in the interpreter that the line names.
+"""
 
 import errno
+import json
 import os
 import platform
 import shlex
 import shutil
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.system.isolation import Isolation
+from ablate.experiments.system.kernel_limits import FileRight, drop_rights, keep_apart, landlock_version
+from ablate.experiments.system.processes import die_with_parent
+from ablate.model.errors import DataError
+from ablate.workers.isolation.environment import outside_variables
+from ablate.workers.trials.result import MODULE_FOLDER, TrialOrder
+
+VARIABLE = "ABLATE_TRIAL"
+"""Variable with the settings of a trial for the module, as JSON."""
 _MOST_BYTES = 256
 """Of a first line, as the kernel reads it."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramFolders:
+    """Folders of a program in its trial."""
+
+    working: Path
+    """A copy of its code, or an empty folder."""
+    out: Path
+    """For files that stay until the end of the trial."""
+    home: Path | None
+    """None for the home of the worker's user."""
+
+
+def program_environment(
+    order: TrialOrder, config: ProgramArm, folders: ProgramFolders, *, address: str
+) -> dict[str, str]:
+    """Return the environment of a program: that of this process, its variables, and the module's settings."""
+    variables = outside_variables(devices=config.devices if order.device_type == "cuda" else 0)
+    prefix = sys.prefix if order.program_prefix is None else str(order.program_prefix)
+    variables["PATH"] = os.pathsep.join([f"{prefix}/bin", variables.get("PATH", os.defpath)])
+    variables["VIRTUAL_ENV"] = prefix
+    variables |= order.environment
+    if folders.home is not None:
+        variables["HOME"] = str(folders.home)
+    variables |= {**config.env, **order.secrets}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(MODULE_FOLDER), config.env.get("PYTHONPATH")]))
+    settings = {
+        "socket": address,
+        "seed": config.seed,
+        "out": str(folders.out),
+        "code": None if config.code is None else str(folders.working),
+        "warmup": config.steps.warmup,
+        "timed": config.steps.timed,
+        "profile": config.profile,
+        "trace": order.trace,
+        **config.trial_settings,
+    }
+    return {**variables, VARIABLE: json.dumps(settings)}
+
+
+def start_program(
+    argv: list[str], folder: Path, environment: Mapping[str, str], *, output: int, reach: Isolation | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start a program, which may use less than this process if `reach` says so.
+
+    Raises DataError with the reason why it cannot be started.
+    """
+    problem = start_problem(argv[0], folder, environment["PATH"])
+    try:
+        if problem is None:
+            return subprocess.Popen(
+                argv,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # a program may signal its whole group, and this process is not of it
+                preexec_fn=partial(_begin, {} if reach is None else reach.rules()),
+            )
+    except OSError as error:
+        problem = start_problem(argv[0], folder, environment["PATH"], error)
+    raise DataError(problem)
+
+
+def _begin(rules: Mapping[Path, FileRight]) -> None:
+    """Run in the process of the program, before it: end with the trial's process, which it can then not change."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)  # a worker in the background of a shell ignores some
+    die_with_parent()
+    if landlock_version():
+        keep_apart()
+    if rules:
+        drop_rights(rules, alone=False)  # it has to reach the socket of this process
 
 
 def start_problem(name: str, folder: Path, path: str, error: OSError | None = None) -> str | None:

@@ -194,16 +194,26 @@ class Keeper:
                 origin=self._origin,
             )
             self._check_data(wanted.config)
-            result = TrialResult.partial()
-            if wanted.config.prepared is not None:
-                result = self._process_result(dataclasses.replace(order, prepare_only=True), paths.prepared)
+            result, order = self._prepared(order)
             began = time.monotonic()
             if result.failure_class is None:
-                result = self._process_result(dataclasses.replace(order, dataset=result.data_folder), paths.result)
+                result = self._process_result(order, paths.result)
         except WorkerError as error:
             return CheckRun(error=str(error))
         wall_s = time.monotonic() - began
         return CheckRun(wall_s=wall_s, result=result, log=() if result.failure_class is None else _end_of(paths.log))
+
+    def _prepared(self, order: TrialOrder) -> tuple[TrialResult, TrialOrder]:
+        """Copy the code of the program and of its evaluation; return how that ended, and the order with the copies."""
+        result, judge = TrialResult.partial(), order.program.judge
+        if order.config.prepared is not None:
+            result = self._process_result(dataclasses.replace(order, prepare_only=True), order.paths.prepared)
+            order = dataclasses.replace(order, dataset=result.data_folder)
+        if judge is not None and result.failure_class is None:
+            copying = dataclasses.replace(order, config=judge, prepare_only=True)
+            result = self._process_result(copying, order.paths.prepared)
+            order = dataclasses.replace(order, evaluation=result.data_folder)
+        return result, order
 
     def _check_data(self, config: CommandArm) -> None:
         problem = data_problem(config, None, _own_secrets())
@@ -228,7 +238,9 @@ class Keeper:
         process.join()
         Mask(order.secrets).file(order.paths.log)
         if late:
-            raise WorkerError(f"the program had not ended after {self._timeout_s:g} s")
+            own = order.program.evaluate
+            runs = own.title if own is not None and order.paths.evaluation.is_dir() else "the program"
+            raise WorkerError(f"{runs} had not ended after {self._timeout_s:g} s")
         result = read_result(target)
         if result is not None:
             return result

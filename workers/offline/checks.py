@@ -271,6 +271,11 @@ def _of_arm(name: str, result: TrialResult, wall_s: float) -> ProgramCheck:
         detail += f", {len(steps)} steps, {steps[-1].tokens:,} tokens in the last one"
     elif result.process_s is not None:
         detail += f", process_s {result.process_s:.2f}"
-    if result.program.reported:
-        detail += f"; {_reported(result.program.reported).detail}"
+    reported, evaluation = result.program.reported, result.program.evaluation
+    measured = {name: reported[name] for name in evaluation.metrics} if evaluation is not None else {}
+    own = {name: value for name, value in reported.items() if name not in measured}
+    if own:
+        detail += f"; {_reported(own).detail}"
+    if evaluation is not None:
+        detail += f"; {_reported(measured).detail} by the protected evaluation"
     return ProgramCheck(name=name, passed=True, detail=detail)

@@ -61,6 +61,8 @@ class TrialOrder:
     """Those that the operator has chosen instead, by their environment variables."""
     dataset: Path | None = None
     """Folder of the prepared dataset, or of a command's code; None for a process that needs none."""
+    evaluation: Path | None = None
+    """Folder of the code of a command's evaluation; None without one."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Values of the node's secrets that the program gets, by their variables."""
     prepare_only: bool = False
@@ -110,8 +112,7 @@ class TrialOrder:
         readable = [*system_folders(), *self._sources()]
         writable = [self.paths.folder, *([self.data_dir] if self.prepare_only else [])]
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        if self.dataset is not None:
-            readable.append(self.dataset)
+        readable += [folder for folder in (self.dataset, self.evaluation) if folder is not None]
         caches = [*map(Path, self.caches.values()), *([] if self.kernels is None else [self.kernels])]
         own_process = self.config.own_process
         for cache in [] if own_process else caches:  # a command could leave code in them for other trials

@@ -90,13 +90,18 @@ def _configuration(receipt: Receipt) -> str:
     """Return the digest of the configuration that a series has: all versions of sent code are one series."""
     if receipt.config.archive is None:
         return receipt.digests.arm
-    return digest({name: value for name, value in receipt.config.values_without_seed.items() if name != "code"})
+    values = {name: value for name, value in receipt.config.values_without_seed.items() if name != "code"}
+    if "evaluate" in values:
+        values["evaluate"] = {name: value for name, value in values["evaluate"].items() if name != "code"}
+    return digest(values)
 
 
 def _code_of(receipt: Receipt) -> str:
-    """Return the digest of the code that ran: ours, and the program's."""
-    own = receipt.digests.code
-    return own if receipt.program is None else digest([own, receipt.program.code])
+    """Return the digest of the code that ran: ours, the program's, and its evaluation's."""
+    own, program = receipt.digests.code, receipt.program
+    if program is None:
+        return own
+    return digest([own, program.code, *([] if program.evaluation is None else [program.evaluation.code])])
 
 
 def _series(metric: str, key: tuple[str, str, str], points: Sequence[HistoryPoint], better: _Better) -> HistorySeries:

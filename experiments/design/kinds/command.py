@@ -13,9 +13,9 @@ from typing import Any
 from ablate.experiments.design.gate import Claim, Facts
 from ablate.experiments.design.gate_readings import GateReading, declared_readings
 from ablate.experiments.design.kinds.kind import Draft, Drafts
-from ablate.experiments.design.kinds.program import ProgramArm, kernel_problems, shared_fields
-from ablate.experiments.design.metrics import PROCESS_METRICS
-from ablate.experiments.design.problems import pointer, shown
+from ablate.experiments.design.kinds.program import Evaluation, ProgramArm, kernel_problems, shared_fields
+from ablate.experiments.design.metrics import PROCESS_METRICS, SEED_METRICS
+from ablate.experiments.design.problems import listed, pointer, shown
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.workload import (
     ARCHIVE,
@@ -64,12 +64,13 @@ class CommandArm(ProgramArm):
 
     def shape(self) -> dict[str, Any]:
         """Return the command that all arms share, where it runs, and on how many devices."""
-        return {name: self.values_with_seed[name] for name in ("command", "environment", "devices")}
+        evaluation = {} if self.evaluate is None else {"evaluate": self.evaluate.command}
+        return {name: self.values_with_seed[name] for name in ("command", "environment", "devices")} | evaluation
 
     def content(self) -> dict[str, Any]:
         """Return the command line, the variables and the code, wherever the spec divides a command from arguments."""
-        named = {name: self.values_with_seed[name] for name in ("env", "code", "environment")}
-        return {"argv": [*self.command, *self.args], **named}
+        names = ("env", "code", "environment", *(() if self.evaluate is None else ("evaluate",)))
+        return {"argv": [*self.command, *self.args], **{name: self.values_with_seed[name] for name in names}}
 
     def claim_of(self, _name: str) -> Claim:
         """Return the weakest claim there is: nobody knows what an argument changes."""
@@ -90,6 +91,7 @@ def _drafts(spec: AblationSpec) -> Iterator[Draft]:
         code=_plain(workload.code),
         data=tuple(one.model_dump() if isinstance(one, DataBeside) else one for one in workload.data),
         environment=workload.environment,
+        evaluate=_evaluation(workload),
         **shared_fields(spec),
     )
     configs = {BASELINE: first, **{name: _changed(spec, first, own) for name, own in spec.variants.items()}}
@@ -99,6 +101,17 @@ def _drafts(spec: AblationSpec) -> Iterator[Draft]:
         declared: dict[str, Any] = {"args": " ".join(config.args), "code": _shown_code(config.code)}
         declared |= {f"env.{variable}": config.env.get(variable, "") for variable in variables}
         yield Draft(name, declared, replace(config, requires_kernel=patterns.get(name)))
+
+
+def _evaluation(workload: Workload) -> Evaluation | None:
+    """Return the evaluation, whose code is the workload's and never a variant's."""
+    own = workload.evaluate
+    if own is None:
+        return None
+    code = _plain(own.code or workload.code)
+    if code is None:
+        raise AssertionError("an evaluation without code has a problem of its own")
+    return Evaluation(command=own.command, code=code, env=workload.env)
 
 
 def _changed(spec: AblationSpec, first: CommandArm, own: VariantSpec) -> CommandArm:
@@ -128,6 +141,8 @@ def code_of(spec: AblationSpec) -> Iterator[tuple[str, str | SpecPart]]:
     """Yield every code of a spec with its pointer."""
     if spec.workload.code is not None:
         yield pointer("workload", "code"), spec.workload.code
+    if spec.workload.evaluate is not None and spec.workload.evaluate.code is not None:
+        yield pointer("workload", "evaluate", "code"), spec.workload.evaluate.code
     for name, own in spec.variants.items():
         if own.code is not None:
             yield pointer("variants", name, "code"), own.code
@@ -166,7 +181,28 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     if spec.verdict.primary.metric in PROCESS_METRICS and hides_failures(spec.workload.command or ()):
         where, detail = pointer("workload", "command"), f"{HIDDEN_FAILURES}, and {spec.verdict.primary.metric} decides"
         yield SpecProblem(pointer=where, detail=detail, hint="write [bash, -o, pipefail, -c, ...]")
+    yield from _evaluation_problems(spec)
     yield from kernel_problems(spec)
+
+
+def _evaluation_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find reasons why an evaluation would measure nothing, or nothing that counts."""
+    workload, primary = spec.workload, spec.verdict.primary.metric
+    if workload.evaluate is None:
+        return
+    where = pointer("workload", "evaluate")
+    if not workload.metrics:
+        detail = "an evaluation measures the declared metrics, and workload.metrics declares none"
+        yield SpecProblem(pointer=where, detail=detail, hint="write metrics: {val_loss: {better: lower}}")
+    if primary in SEED_METRICS:
+        detail = f"the evaluation measures the declared metrics, but {primary} decides, which the program itself says"
+        hint = f"decide by one of: {listed(workload.metrics)}" if workload.metrics else None
+        yield SpecProblem(pointer=pointer("verdict", "primary", "metric"), detail=detail, hint=hint)
+    if workload.evaluate.code is None and workload.code is None:
+        detail = "an evaluation runs in a copy of its code, and there is none"
+        yield SpecProblem(pointer=where, detail=detail, hint="write workload.code: . with the evaluation's files in it")
+    if hides_failures(workload.evaluate.command):
+        yield SpecProblem(pointer=where, detail=HIDDEN_FAILURES, hint="write [bash, -o, pipefail, -c, ...]")
 
 
 def _relative_problems(spec: AblationSpec) -> Iterator[SpecProblem]:

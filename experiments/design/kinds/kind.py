@@ -208,6 +208,11 @@ class ArmConfig(ABC):
         return None
 
     @property
+    def archives(self) -> frozenset[str]:
+        """Digests of all archives that a node needs for its trials."""
+        return frozenset() if self.archive is None else frozenset({self.archive})
+
+    @property
     def sources(self) -> tuple[Path, ...]:
         """Folders that a preparation reads besides the system's."""
         return ()

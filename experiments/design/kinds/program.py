@@ -1,7 +1,7 @@
 """Configuration of a program that a trial starts: a user's command, or the recipe of a package. Torch-free."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,25 @@ SECRET = "secret"  # noqa: S105 - the word before the name of one
 CLOCK_SHARE = 0.001
 CLOCK_S = 0.002
 """The worker's clock and the program's may differ by this share of the window plus these seconds."""
+
+
+_TITLE_LETTERS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A command that measures the declared metrics after the program: the same for all arms."""
+
+    command: tuple[str, ...]
+    code: str | Mapping[str, str]
+    """As the code of a program."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the workload, without those of an arm."""
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        return f"the protected evaluation `{' '.join(self.command)[:_TITLE_LETTERS]}`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +66,8 @@ class ProgramArm(ArmConfig):
     """Better direction of each declared metric."""
     lines: Annotated[Mapping[str, str], Field(exclude_if=lambda value: not value)] = field(default_factory=dict)
     """Of metrics that the program prints: the line with {} in place of the number."""
+    evaluate: Annotated[Evaluation | None, Field(exclude_if=lambda value: value is None)] = None
+    """What measures the declared metrics; None where the program reports them."""
     profile: bool = False
     requires_kernel: Annotated[str | None, Field(exclude_if=lambda value: value is None)] = None
     """Pattern that the name of a kernel in the profiled step must have; None for any table."""
@@ -94,6 +115,20 @@ class ProgramArm(ArmConfig):
     def archive(self) -> str | None:
         """Digest of the archive with the program's code; None for other code."""
         return self.code.get(ARCHIVE) if isinstance(self.code, Mapping) else None
+
+    @property
+    def archives(self) -> frozenset[str]:
+        """Digests of the archives with the code of the program and of its evaluation."""
+        return super().archives | (frozenset() if self.judge is None else self.judge.archives)
+
+    @property
+    def judge(self) -> "ProgramArm | None":
+        """The evaluation as a program of its own; None without one."""
+        own = self.evaluate
+        if own is None:
+            return None
+        bare = replace(self, args=(), evaluate=None, needs="process", profile=False, requires_kernel=None)
+        return replace(bare, command=own.command, code=own.code, env=own.env)
 
     @property
     def libraries(self) -> tuple[Path, ...]:

@@ -129,7 +129,7 @@ def params(arm: Arm) -> dict[str, str]:
     for path, value in _leaves(arm.config.values_without_seed):
         if path in set_by_gates and type(value) is not int:
             continue
-        if path == "code.archive":  # the whole digest is for those who may use the archive
+        if path in ("code.archive", "evaluate.code.archive"):  # the whole digest is for those who may use the archive
             value = str(value)[:SHORT_DIGEST_CHARS]
         leaf = path.rsplit(".", 1)[-1]
         is_shape = path.startswith(("model.", "data.")) or "." not in path

@@ -56,9 +56,19 @@ def _commands_table(view: AblationView, by_arm: dict[str, list[Receipt]]) -> Tab
         ),
         rows=tuple(rows),
         note=("" if attested else "Nothing proves that a program obeys its arguments. ")
+        + _of_evaluation(view.plan.baseline.config, by_arm)
         + "Code and packages are digests of the files that ran. "
         "The clocks are the program's and the worker's, over the window.",
     )
+
+
+def _of_evaluation(config: ArmConfig, by_arm: dict[str, list[Receipt]]) -> str:
+    """Say which evaluation measured the declared metrics, and in which files; empty without one."""
+    if not isinstance(config, ProgramArm) or config.evaluate is None:
+        return ""
+    ran = [report.evaluation for own in by_arm.values() for report in _reports(own) if report.evaluation]
+    code = f", code {_digest(ran[0].code)}" if ran else ""
+    return f"{', '.join(sorted(config.metrics))}: by {config.evaluate.title}{code}. "
 
 
 def _unfilled(config: ArmConfig) -> tuple[str, ...]:
@@ -81,7 +91,9 @@ def _reports_table(by_arm: dict[str, list[Receipt]]) -> Table:
         values = {arm: [r.reported[name] for r in _reports(own) if name in r.reported] for arm, own in by_arm.items()}
         rows.append(row(printable(name), *(_mean(of_arm) for of_arm in values.values())))
     return Table(
-        title="Reported by the program",
+        title="Reported by the program, or by its protected evaluation"
+        if any(report.evaluation for own in by_arm.values() for report in _reports(own))
+        else "Reported by the program",
         columns=(Column("metric", "code"), *numbers(*by_arm)),
         rows=tuple(rows),
         note="Means over the measured trials, with the smallest and the largest value.",

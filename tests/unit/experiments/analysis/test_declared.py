@@ -29,8 +29,9 @@ from ablate.experiments.errors import SpecError
 from ablate.experiments.outcomes import Decision, Outcome, ProposalOutcome, VerdictWord
 from ablate.experiments.records.calibration import Ledger
 from ablate.experiments.records.circumstances import Admission, Circumstances
+from ablate.experiments.records.program_report import EvaluationReport
 from ablate.experiments.records.receipt_check import contradictions
-from ablate.experiments.records.receipts import seal
+from ablate.experiments.records.receipts import Receipt, seal
 from ablate.experiments.reporting import sentences, wording
 from ablate.experiments.reporting.pages.circumstance_tables import calibrations_table
 from ablate.experiments.reporting.verdict_layout import lay_out
@@ -384,6 +385,79 @@ def test_a_printed_number_that_contradicts_the_counted_one_is_named() -> None:
     assert lay_out(verdict).caveat.startswith(text)
     assert text in lay_out(verdict).variants[0].remarks
     assert only(judge(plan, spec, program_receipts(plan, values), ADMITTED)).contradictions == ()
+
+
+EVALUATION = {"workload__code": "/srv/lab", "workload__evaluate": ["python", "judge.py"]}
+
+
+def evaluated(plan: Plan, values: Any, **changes: Any) -> list[Receipt]:
+    """Return receipts of trials whose `val_bpb` an evaluation measured; `changes` are those of its report."""
+    receipts = []
+    for receipt in program_receipts(plan, values):
+        assert receipt.program is not None
+        fields = {
+            "argv": ("python", "judge.py"),
+            "code": "sha256:j",
+            "metrics": ("val_bpb",),
+            "exit_code": 0,
+            **changes,
+        }
+        lies = {"val_bpb": 0.5} if receipt.arm == "fused" else {}
+        update = {"evaluation": EvaluationReport.model_validate(fields), "contradicted": lies}
+        receipts.append(seal({**receipt.model_dump(), "program": receipt.program.model_copy(update=update)}))
+    return receipts
+
+
+def test_a_number_of_an_evaluation_says_so_and_names_the_programs_own() -> None:
+    spec, plan = plan_of(**EVALUATION)
+    values = drawn(plan, np.random.default_rng(1), effect=-0.1, sd=0.001)
+    receipts = evaluated(plan, values)
+    assert [problem for one in receipts for problem in contradictions(one)] == []
+    variant = only(judge(plan, spec, receipts, ADMITTED))
+    note = "code are declared, not attested; val_bpb by the protected evaluation `python judge.py`"
+    assert any(note in one for one in variant.notes), variant.notes
+    counted = values[0, "fused"]["val_bpb"]
+    trials = "(block 1; so in 6 of its 6 trials)"
+    assert variant.contradictions == (
+        f"arm 'fused' reported 0.5 as val_bpb, but {counted:.6g} counts, by the protected evaluation {trials}",
+    )
+    assert lay_out(judge(plan, spec, receipts, ADMITTED)).caveat.startswith(variant.contradictions[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"metrics": ()}, "the evaluation did not measure 'val_bpb'"),
+        ({"metrics": ("val_bpb", "more")}, "the evaluation's 'more' is missing"),
+        ({"argv": ("python", "kind.py")}, "program.evaluation.argv is ['python', 'kind.py']"),
+    ],
+)
+def test_a_receipt_whose_evaluation_is_not_that_of_its_configuration_contradicts_itself(
+    changes: dict[str, Any], words: str
+) -> None:
+    _spec, plan = plan_of(**EVALUATION)
+    values = drawn(plan, np.random.default_rng(1), effect=0, sd=0.001)
+    problems = contradictions(evaluated(plan, values, **changes)[0])
+    assert any(words in problem for problem in problems), problems
+
+
+def test_a_receipt_has_an_evaluation_exactly_if_its_configuration_has_one() -> None:
+    values = {}
+    for changes in (EVALUATION, {"workload__code": "/srv/lab"}):
+        _spec, plan = plan_of(**changes)
+        values = drawn(plan, np.random.default_rng(1), effect=0, sd=0.001)
+        receipts = program_receipts(plan, values) if "workload__evaluate" in changes else evaluated(plan, values)
+        assert any("program.evaluation is" in problem for problem in contradictions(receipts[0]))
+
+
+def test_an_evaluation_whose_code_changes_between_blocks_compares_nothing() -> None:
+    spec, plan = plan_of(**EVALUATION)
+    values = drawn(plan, np.random.default_rng(1), effect=-0.1, sd=0.001)
+    receipts, other = evaluated(plan, values), evaluated(plan, values, code="sha256:k")
+    mixed = [*receipts[:6], *other[6:]]
+    variant = only(judge(plan, spec, mixed, ADMITTED))
+    assert variant.decision is Decision.INVALID
+    assert "code of the evaluation of block 1 and block 4 differ" in variant.reason
 
 
 def test_aa_blocks_without_a_ratio_are_left_out() -> None:

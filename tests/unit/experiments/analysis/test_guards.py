@@ -15,6 +15,7 @@ from ablate.experiments.analysis.judge import judge
 from ablate.experiments.design.rule import MAX_PAUSE_S, MAX_SLOWED_SHARE
 from ablate.experiments.outcomes import VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED
+from ablate.experiments.records.program_report import EvaluationReport, ProgramReport
 from ablate.experiments.records.receipts import DeviceEvents, Receipt
 from ablate.experiments.records.trial_guards import FATAL_EVENTS, SLOWED_BY, trial_problems, window_s
 from ablate.kernels.backends import NODE_CLASSES
@@ -159,6 +160,16 @@ def test_a_gate_that_is_not_live_and_a_missing_summary_are_named() -> None:
     assert receipt_problems(receipt.model_copy(update={"summary": None}), CPU) == ["samples are missing"]
 
 
+EVALUATION = EvaluationReport(argv=("judge",), code="sha256:other", metrics=("val",), exit_code=0)
+EVALUATED = {"program": {"evaluation": EVALUATION}}
+
+
+def with_other(receipt: Receipt, part: str, changes: dict[str, Any]) -> Receipt:
+    """Return a receipt with other values in a part of it, such as the report of a program that it had not."""
+    own = getattr(receipt, part) or ProgramReport(argv=("a",), ranks=1, exit_code=0)
+    return receipt.model_copy(update={part: own.model_copy(update=changes)})
+
+
 OTHERWISE: dict[str, dict[str, Any]] = {
     "code": {"digests": {"code": "sha256:other"}},
     "data": {"digests": {"data": "sha256:other"}},
@@ -168,6 +179,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "uncommitted patch": {"environment": {"git_dirty_digest": "sha256:other"}},
     "software versions": {"environment": {"versions": {"torch": "2.12"}}},
     "number of CPU threads": {"environment": {"cpu_threads": 7}},
+    "code of the evaluation": EVALUATED,
 }
 """What else a receipt of the same block could say, for every guard of a block."""
 
@@ -181,8 +193,7 @@ def test_block_is_invalid_when_one_trial_differs(what: str) -> None:
     receipts = [make_receipt(CPU, 0, arm) for arm in CPU.blocks[0].order]
     assert block_problems(receipts) == []
     ((part, changes),) = OTHERWISE[what].items()
-    changed = getattr(receipts[-1], part).model_copy(update=changes)
-    receipts[-1] = receipts[-1].model_copy(update={part: changed})
+    receipts[-1] = with_other(receipts[-1], part, changes)
     assert block_problems(receipts) == [f"{what} differs inside the block"]
 
 
@@ -251,6 +262,7 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
     "kind of device": {"environment": {"device_name": "another"}},
     "software versions": {"environment": {"versions": {"python": "3.11", "torch": "2.14.0"}}},
     "number of CPU threads": {"environment": {"cpu_threads": 7}},
+    "code of the evaluation": EVALUATED,
 }
 """What else the receipts of another block could say, for every guard between blocks."""
 
@@ -262,11 +274,7 @@ def test_every_guard_between_blocks_has_a_case() -> None:
 @pytest.mark.parametrize("what", ELSEWHERE)
 def test_blocks_with_other_circumstances_are_not_one_comparison(what: str) -> None:
     ((part, changes),) = ELSEWHERE[what].items()
-    others = [
-        receipt.model_copy(update={part: getattr(receipt, part).model_copy(update=changes)})
-        for index in (3, 4, 5)
-        for receipt in block(index)
-    ]
+    others = [with_other(receipt, part, changes) for index in (3, 4, 5) for receipt in block(index)]
     same = [receipt for index in (0, 1, 2) for receipt in block(index)]
     assert between_blocks_problem(same) is None
     problem = between_blocks_problem([*same, *others])

@@ -1,11 +1,14 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ablate.experiments.analysis.noise.history import BaselineRun, find_changes, history_of, scatter
 from ablate.experiments.analysis.noise.history_series import MIN_POINTS
 from ablate.experiments.design.kinds.command import CommandArm
+from ablate.experiments.design.kinds.program import Evaluation
 from ablate.experiments.outcomes import Outcome
-from ablate.experiments.records.program_report import ProgramReport
+from ablate.experiments.records.program_report import EvaluationReport, ProgramReport
 from ablate.experiments.records.receipts import Receipt
 from tests.factories import make_plan, make_receipt
 
@@ -124,3 +127,33 @@ def test_versions_of_sent_code_are_one_series_that_says_when_the_code_changed() 
     on_node = [program_run(n, "ab"[n >= 12], "/srv/lab") for n in range(20)]
     ((change,),) = (series.changes for series in history_of("tokens_per_s", on_node))
     assert change.difference == "other code, same data"
+
+
+def evaluated_run(number: int, letters: str, command: str = "judge") -> BaselineRun:
+    """A run of a sent command with an evaluation: `letters` are their code, and any but aa is slower."""
+    code, judging = ({"archive": f"sha256:{letter * 64}"} for letter in letters)
+    own = program_run(number, "a" if letters == "aa" else "b", code)
+    evaluate = Evaluation(command=(command,), code=judging)
+    report = EvaluationReport(argv=(command,), code=f"sha256:{letters[1] * 64}", metrics=("v",), exit_code=0)
+    receipts = [
+        one.model_copy(
+            update={
+                "config": replace(one.config, evaluate=evaluate),
+                "program": one.program.model_copy(update={"evaluation": report, "code": letters[0]}),
+            }
+        )
+        for one in own.receipts
+        if one.program is not None
+    ]
+    return BaselineRun(ablation=own.ablation, name=own.name, receipts=tuple(receipts))
+
+
+@pytest.mark.parametrize("later", ["bb", "ab", "ba"])
+def test_versions_of_a_sent_evaluation_are_one_series_that_says_when_its_code_changed(later: str) -> None:
+    (series,) = history_of("tokens_per_s", [evaluated_run(n, later if n >= 12 else "aa") for n in range(20)])
+    assert [(change.ablation, change.difference) for change in series.changes] == [("abl_012", "other code, same data")]
+
+
+def test_another_evaluation_is_another_series() -> None:
+    runs = [evaluated_run(n, "aa", "other" if n >= 10 else "judge") for n in range(20)]
+    assert len(history_of("tokens_per_s", runs)) == 2

@@ -223,6 +223,9 @@ def random_command(rng: random.Random) -> dict[str, Any]:
     base = {name: value for name, value in {"args": ["--old"], "env": {"B": "1"}}.items() if rng.random() < 0.5}
     values = command_values(baseline=base, variants={"new": {name: changes[name] for name in own}})
     values["workload"] |= {"code": code, "env": {"C": "2"}}
+    evaluates = rng.choice([None, ["python", "judge.py"], {"command": ["a"]}, {"command": ["a"], "code": archives[1]}])
+    if evaluates is not None:
+        values["workload"] |= {"evaluate": evaluates, "metrics": {"val": {"better": "lower"}}}
     arms = rng.choice([[], ["new"], ["baseline"], ["baseline", "new"]])
     if arms:
         values["workload"]["require_kernels"] = {arm: f"kernel_of_{arm}" for arm in arms}
@@ -278,3 +281,38 @@ def test_proposals_that_are_judged_over_seeds_share_none() -> None:
         assert {len(seeds) for seeds in drawn} == {count}
         assert len({seed for seeds in drawn for seed in seeds}) == 59 * count
     assert {as_proposal(values_of(), number).design.seeds for number in (1, 2, 50)} == {(1, 2)}, "times have no seeds"
+
+
+def evaluated(code: Any, evaluate: Any) -> AblationSpec:
+    workload = {"workload__code": code, "workload__evaluate": evaluate, "workload__metrics": {"v": {"better": "lower"}}}
+    return parse(command_values(**workload))
+
+
+ARCHIVE, COMMIT = {"archive": "sha256:" + 64 * "1"}, {"git": "/srv/git/lab.git", "commit": "4f2a9c1"}
+
+
+@pytest.mark.parametrize(
+    ("code", "evaluate", "opens"),
+    [
+        (ARCHIVE, ["judge"], True),
+        (COMMIT, ["judge"], True),
+        ("/srv/lab", ["judge"], False),
+        ("/srv/lab", {"command": ["judge"], "code": ARCHIVE}, True),
+        (ARCHIVE, {"command": ["judge"], "code": "/srv/lab"}, False),
+    ],
+)
+def test_a_session_has_an_evaluation_whose_code_cannot_change(code: Any, evaluate: Any, opens: bool) -> None:
+    found = [problem.pointer for problem in opening_problems(evaluated(code, evaluate))]
+    assert found == ([] if opens else ["#/workload/evaluate"])
+
+
+@pytest.mark.parametrize(
+    "evaluate", [["other"], ["judge", "--kind"], {"command": ["judge"], "code": COMMIT}, {"command": ["other"]}, None]
+)
+def test_a_proposal_has_the_evaluation_of_its_session(evaluate: Any) -> None:
+    session = evaluated(ARCHIVE, ["judge"])
+    other = evaluated(ARCHIVE, evaluate)
+    problems = list(proposal_problems(other, session, "night"))
+    assert problems
+    assert all(problem.pointer.startswith("#/workload/evaluate") for problem in problems)
+    assert list(proposal_problems(evaluated(ARCHIVE, {"command": ["judge"]}), session, "night")) == []

@@ -14,7 +14,9 @@ from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import make_plan, questions
 from ablate.experiments.design.rule import rule_of
 from ablate.experiments.design.spec import ablation_json_schema
+from ablate.experiments.digest import digest
 from ablate.experiments.errors import SpecError
+from ablate.experiments.reporting.mlflow.content import params
 from tests.factories import command_values as values
 from tests.factories import spec_values
 
@@ -355,3 +357,132 @@ def test_a_recipe_may_be_profiled_where_torch_sees_its_kernels() -> None:
     for node_class, words in (("tpu-v6e", "XLA"), ("tpu-v6e-compile", "executes nothing")):
         refused = problems(spec_values(workload__profile=True, placement__node_class=node_class))
         assert any(at == "#/workload/profile" and words in detail for at, detail in refused), (node_class, refused)
+
+
+JUDGE = ["python", "judge.py"]
+ARCHIVES = [{"archive": f"sha256:{number * 64}"} for number in "123"]
+
+
+@pytest.mark.parametrize("own", [None, ARCHIVES[2], "/srv/judging", {"git": "/srv/git", "commit": "4f2a9c1"}])
+def test_an_evaluation_is_that_of_the_workload_in_every_arm(own: Any) -> None:
+    variants = {
+        "code": {"code": ARCHIVES[1]},
+        "all": {"args": ["--x"], "env": {"A": "2", "B": "3"}, "code": "/srv/other"},
+        "args": {"args": ["--evaluate"]},
+    }
+    evaluate = JUDGE if own is None else {"command": JUDGE, "code": own}
+    made = declared(
+        workload__code=ARCHIVES[0],
+        workload__env={"A": "1"},
+        workload__evaluate=evaluate,
+        workload__secrets=["HF_TOKEN"],
+        baseline={"env": {"C": "4"}},
+        variants=variants,
+    )
+    SCHEMA.validate(made)
+    arms = [arm.config for arm in make_plan(parse(made)).arms]
+    judges = [config.judge for config in arms if isinstance(config, CommandArm)]
+    assert len(judges) == 4
+    for one in judges:
+        assert one is not None
+        assert (one.argv(out="/o"), one.env, one.code) == (JUDGE, {"A": "1"}, own or ARCHIVES[0])
+        assert (one.secrets, one.needs, one.judge) == (("HF_TOKEN",), "process", None)
+    for config in arms:
+        assert read_config(config.values_with_seed) == config
+        codes = [one["archive"] for one in (config.code, own or ARCHIVES[0]) if one in ARCHIVES]
+        assert config.archives == set(codes)
+
+
+def test_both_ways_to_write_an_evaluation_are_one_spec() -> None:
+    short, long = (parse(declared(workload__evaluate=one)) for one in (JUDGE, {"command": JUDGE}))
+    assert short == long
+    assert short.digest == long.digest
+    assert "evaluate" not in parse(declared()).model_dump(mode="json")["workload"]
+    again = parse_spec(calibration_spec(short, node_class="cpu", blocks=20, order_seed=1), "application/yaml")
+    assert again.workload.evaluate == short.workload.evaluate
+
+
+def test_another_evaluation_is_another_question_with_another_noise() -> None:
+    plans = [
+        make_plan(parse(declared(**changes)))
+        for changes in (
+            {},
+            {"workload__evaluate": JUDGE},
+            {"workload__evaluate": ["python", "other.py"]},
+            {"workload__evaluate": {"command": JUDGE, "code": "/srv/judging"}},
+        )
+    ]
+    assert len({digest(plan.baseline.config.content()) for plan in plans}) == 4
+    assert len({digest(plan.baseline.config.shape()) for plan in plans}) == 3, "the code does not matter"
+
+
+def test_the_archives_of_an_evaluation_are_named_and_hidden_where_everybody_reads() -> None:
+    evaluate = {"command": JUDGE, "code": ARCHIVES[2]}
+    spec = parse(declared(workload__code=ARCHIVES[0], workload__evaluate=evaluate))
+    assert sent_code(spec) == {
+        "#/workload/code": ARCHIVES[0]["archive"],
+        "#/workload/evaluate/code": ARCHIVES[2]["archive"],
+    }
+    shown = params(make_plan(spec).baseline)
+    assert shown["config.evaluate.code.archive"] == ARCHIVES[2]["archive"][:19]
+    assert not any(ARCHIVES[2]["archive"] in value for value in shown.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "words"),
+    [
+        ({"workload__evaluate": "python judge.py"}, "#/workload/evaluate", "a list, such as [python, judge.py]"),
+        ({"workload__evaluate": 7}, "#/workload/evaluate", "a list, such as [python, judge.py]"),
+        ({"workload__evaluate": []}, "#/workload/evaluate/command", "at least 1"),
+        ({"workload__evaluate": ["python", "{sed}"]}, "#/workload/evaluate/command/1", "unknown placeholder {sed}"),
+        ({"workload__evaluate": {"code": "/srv/x"}}, "#/workload/evaluate/command", "is missing"),
+        ({"workload__evaluate": {"command": JUDGE, "env": {}}}, "#/workload/evaluate/env", "known: command, code"),
+        (
+            {"workload__evaluate": {"command": JUDGE, "code": {"commit": "9c1b77e"}}},
+            "#/workload/evaluate/code",
+            "allowed: a folder",
+        ),
+        (
+            {"workload__evaluate": {"command": JUDGE, "code": "judging"}},
+            "#/workload/evaluate/code",
+            "which nothing has packed and sent",
+        ),
+        ({"workload__evaluate": JUDGE, "workload__metrics": {}}, "#/workload/evaluate", "declares none"),
+        ({"workload__evaluate": ["bash", "-c", "a | tee b"]}, "#/workload/evaluate", "is not seen"),
+        ({"workload__evaluate": ["python", "--key=hf_" + "a" * 34]}, "#/workload/evaluate/command/1", "looks like"),
+        ({"workload__evaluate": JUDGE, "workload": {"command": ["a"]}}, "#/workload/evaluate", "there is none"),
+        (
+            {"workload__evaluate": JUDGE, "verdict__primary": {"metric": "loss_final", "margin": "0.01 nats"}},
+            "#/verdict/primary/metric",
+            "loss_final decides, which the program itself says",
+        ),
+        (
+            {"workload__evaluate": JUDGE, "variants": {"x": {"args": ["a"], "evaluate": ["judge"]}}},
+            "#/variants/x/evaluate",
+            "unknown key 'evaluate'",
+        ),
+        ({"workload__evaluate": JUDGE, "baseline": {"evaluate": ["judge"]}}, "#/baseline/evaluate", "unknown key"),
+    ],
+)
+def test_an_evaluation_that_would_protect_nothing_is_refused_where_it_stands(
+    changes: dict[str, Any], where: str, words: str
+) -> None:
+    if "workload" in changes:
+        made = declared(workload__evaluate=JUDGE)
+        del made["workload"]["code"]
+    else:
+        made = declared(**changes) if changes.get("workload__metrics") != {} else values(workload__evaluate=JUDGE)
+    refused = problems(made)
+    assert any(at == where and words in detail for at, detail in refused), refused
+
+
+def test_a_recipe_has_no_evaluation() -> None:
+    made = spec_values(workload__evaluate=JUDGE)
+    assert [at for at, _ in problems(made)] == ["#/workload"]
+    assert not SCHEMA.is_valid(made)
+
+
+def test_speed_may_decide_beside_an_evaluation_that_bounds() -> None:
+    primary = {"metric": "tokens_per_s", "margin": "1%"}
+    bound = [{"metric": "val_bpb", "not_worse_by": "1%"}]
+    assert problems(declared(workload__evaluate=JUDGE, verdict__primary=primary, verdict__require=bound)) == []

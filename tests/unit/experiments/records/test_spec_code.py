@@ -277,3 +277,78 @@ def test_every_folder_that_cannot_be_packed_is_told_by_its_pointer(lab: Path) ->
     assert set(details) == {"#/workload/code", "#/variants/b~1c/code", "#/variants/d/code"}
     assert "absent' is no folder" in details["#/workload/code"]
     assert "has no files" in details["#/variants/b~1c/code"]
+
+
+JUDGED = "workload:\n  command: [a]\n  code: one\n  evaluate: {} # mine\nvariants: {{x: {{code: two}}}}\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "[python, train.py]",
+        "[python, -u, ./train.py, --ref, x.py]",
+        "[./train.py]",
+        "[python, -m, judge, x.py]",
+        "[bash, -c, 'python absent.py']",
+        "[python, /srv/judge.py]",
+        "[judge]",
+        "[torchrun, --nproc-per-node=2, train.py]",
+    ],
+)
+def test_an_evaluation_runs_a_file_of_the_workloads_code(lab: Path, command: str) -> None:
+    text = JUDGED.format(command)
+    shown = pack_spec(text.encode(), YAML, lab).content.decode()
+    for name in ("one", "two"):
+        shown = shown.replace(f'{{archive: "{pack_code(lab / name).digest}"}}', name)
+    assert shown == text
+
+
+def test_an_evaluation_may_have_a_folder_of_its_own(lab: Path) -> None:
+    lab.joinpath("two/judge.py").write_text("print(1)")
+    text = JUDGED.format("{command: [python, judge.py], code: two}")
+    values = load_values(pack_spec(text.encode(), YAML, lab).content, YAML)
+    code = {"archive": pack_code(lab / "two").digest}
+    assert values["workload"]["evaluate"] == {"command": ["python", "judge.py"], "code": code}
+    assert values["variants"]["x"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    "evaluate",
+    [
+        "[python, judge.py]",
+        "{command: [python, judge.py]}",
+        "[./judge.sh]",
+        "[python, ../two/judge.py]",
+        "{command: [python, -u, judge.py], code: one}",
+    ],
+)
+def test_an_evaluation_whose_file_was_not_packed_is_refused(lab: Path, evaluate: str) -> None:
+    lab.joinpath("two/judge.py").write_text("print(1)")
+    with pytest.raises(SpecError) as caught:
+        pack_spec(JUDGED.format(evaluate).encode(), YAML, lab)
+    (problem,) = caught.value.problems
+    assert problem.pointer == "#/workload/evaluate"
+    assert "the packed code has no such file" in problem.detail
+
+
+def test_an_evaluation_that_git_ignores_is_refused(lab: Path) -> None:
+    subprocess.run(["git", "-C", str(lab), "init", "-q"], check=True)
+    lab.joinpath("one/judge.py").write_text("print(1)")
+    text = JUDGED.format("[python, judge.py]")
+    assert pack_spec(text.encode(), YAML, lab).archives
+    lab.joinpath(".gitignore").write_text("judge.py\n")
+    with pytest.raises(SpecError, match="no such file"):
+        pack_spec(text.encode(), YAML, lab)
+
+
+def test_an_evaluation_at_a_commit_names_no_arm(lab: Path, history: tuple[str, str]) -> None:
+    first, _second = history
+    text = JUDGED.format(f"{{command: [python, train.py], code: {{git: one, commit: '{first}'}}}}")
+    values = load_values(pack_spec(text.encode(), YAML, lab).content, YAML)
+    assert values["workload"]["evaluate"]["code"] == tree(lab, "print(1)")
+    assert "labels" not in values
+
+
+@pytest.mark.parametrize("evaluate", ["judge", "7", "{command: judge}", "{code: one}", "[7]", "[]", "{code: [1]}", "~"])
+def test_an_evaluation_that_is_none_is_left_to_its_reader(lab: Path, evaluate: str) -> None:
+    assert pack_spec(JUDGED.format(evaluate).encode(), YAML, lab).archives

@@ -1,5 +1,6 @@
 """A declared metric that decides, on the page, in the terminal, in Markdown and in MLflow."""
 
+import html
 import io
 import math
 from typing import Any
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from ablate.experiments.records.program_report import EvaluationReport
+from ablate.experiments.records.receipts import seal
 from ablate.experiments.reporting.mlflow.parent import parent
 from ablate.experiments.reporting.mlflow.runs import children
 from ablate.experiments.reporting.pages.report import render
@@ -15,7 +18,7 @@ from ablate.experiments.reporting.terminal.markdown import verdict_markdown
 from ablate.experiments.reporting.view import AblationView
 from ablate.service.cli import verdict_tables
 from tests import views
-from tests.program_receipts import plan_of, program_receipts
+from tests.program_receipts import plan_of, program_receipt, program_receipts
 
 
 def view_of(better: str, *, effect: float = -0.05, zero: bool = False) -> AblationView:
@@ -116,3 +119,22 @@ def test_any_finite_numbers_of_a_program_are_shown_in_every_medium(seed: int) ->
     assert "val_bpb" in terminal(view)
     for run in (parent(view, None), *children(view)):
         assert run.digest
+
+
+def test_every_medium_says_that_an_evaluation_measured() -> None:
+    spec, plan = plan_of(workload__code="/srv/lab", workload__evaluate=["python", "judge.py"])
+    rng, receipts = np.random.default_rng(1), []
+    evaluation = EvaluationReport(argv=("python", "judge.py"), code="sha256:0123", metrics=("val_bpb",), exit_code=0)
+    for block in plan.blocks:
+        for arm in block.order:
+            made = program_receipt(plan, block, arm, reported={"val_bpb": 1.0 + rng.normal(0, 0.001)})
+            assert made.program is not None
+            program = made.program.model_copy(update={"evaluation": evaluation})
+            receipts.append(seal({**made.model_dump(), "program": program}))
+    view = views.judged_view(spec, plan, receipts)
+    assert view.verdict is not None
+    page, text = render(view), terminal(view)
+    for medium in (html.unescape(page), " ".join(text.split())):
+        assert "not attested; val_bpb by the protected evaluation `python judge.py`" in medium
+    assert "val_bpb: by the protected evaluation `python judge.py`, code 0123. " in html.unescape(page)
+    assert "Reported by the program, or by its protected evaluation" in page

@@ -24,7 +24,7 @@ from ablate.experiments.records.receipt_check import verify
 from ablate.experiments.records.receipts import Receipt
 from ablate.workers.blocks.receipt import TrialRecord
 from ablate.workers.commands.device_samples import DeviceSamples
-from ablate.workers.commands.program import result_of
+from ablate.workers.commands.program import RanProgram, result_of
 from ablate.workers.commands.program_end import ProgramEnd, not_finite, program_failure
 from ablate.workers.commands.ranks import ProgramMarks
 from ablate.workers.errors import BlockBroken
@@ -130,7 +130,8 @@ def ran(messages: list[dict[str, Any]], config: ProgramArm, clock: random.Random
         most_bytes=2**30,
         reached=False,
     )
-    result = result_of(config, marks, end, DeviceSamples(0), code=None)
+    program = RanProgram(end=end, marks=marks, samples=DeviceSamples(0))
+    result = result_of(config, program, None, code=None)
     failure = program_failure(config, end)
     own = {"peak_allocated_bytes": 1, "peak_reserved_bytes": 1, "foreign_load": 0.01, "process_s": 2.0}
     extra = {} if failure is None else {"failure_class": failure[0], "message": failure[1]}

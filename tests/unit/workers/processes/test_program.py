@@ -1,19 +1,27 @@
 """A user's command as a trial: what its messages become, and that each way to fail ends in its class."""
 
+import io
 import json
 import math
 import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
+from ablate.experiments.design.kinds.program import Evaluation
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.program_report import clocks_differ, report_contradictions
 from ablate.experiments.records.receipts import is_finite
 from ablate.model.config import StepsConfig
+from ablate.workers.commands.evaluation import Evaluated
+from ablate.workers.commands.program_end import ProgramEnd, last_line_of
 from ablate.workers.commands.program_socket import ProgramSocket
+from ablate.workers.trials.result import TrialResult
 from tests.programs import LOOP, program_config, ran, write_program
 
 NAN_LOSS = LOOP.replace("1.0 / (seed + step.index)", "float('nan')")
@@ -320,6 +328,53 @@ def test_steps_of_a_rank_that_left_its_loop_early_are_no_measurement(tmp_path: P
     ],
 )  # fmt: skip
 def test_the_end_of_a_log_is_its_last_exception_or_word(log: bytes, line: str) -> None:
-    from ablate.workers.commands.program import _last_line
+    assert last_line_of(io.BytesIO(log)) == line
+    before = b"ValueError: of the program\n"
+    assert last_line_of(io.BytesIO(before + log), since=len(before)) == line
 
-    assert _last_line(log) == line
+
+JUDGE = "import os, json; print('METRIC val_loss=' + open(os.environ['ABLATE_RUN_FOLDER'] + '/weights').read())"
+
+
+def evaluated(folder: Path, source: str, **changes: Any) -> TrialResult:
+    """Return the result of a program with an evaluation that reads the file `weights` beside it."""
+    code = write_program(folder / "code", source)
+    (code / "judge.py").write_text(JUDGE)
+    evaluation = Evaluation(command=("python", "judge.py"), code=str(code))
+    config = program_config(code, evaluate=evaluation, metrics={"val_loss": "lower"}, needs="process", **changes)
+    return ran(config, folder / "home")
+
+
+def test_a_program_with_an_evaluation_need_not_report_what_is_measured(tmp_path: Path) -> None:
+    result = evaluated(tmp_path, "open('weights', 'w').write('2.5')")
+    assert result.failure_class is None, result.message
+    assert result.program is not None
+    assert (result.program.reported, result.program.contradicted) == ({"val_loss": 2.5}, {})
+
+
+@given(own=st.floats(1, 1e3), share=st.floats(-0.5, 0.5))
+@settings(max_examples=200, deadline=None)
+def test_a_number_contradicts_the_evaluations_where_they_differ_by_more_than_a_thousandth(
+    own: float, share: float
+) -> None:
+    measured = own * (1 + share)
+    fields = dict.fromkeys(("failed", "wrong")) | dict.fromkeys(("lost", "left"), ())
+    end = ProgramEnd(
+        exit_code=0, oom_kills=0, reported={"v": own, "more": 1.0}, contradicted={"v": 7.0, "more": 2.0}, last_line="",
+        loops={}, stopped=False, most_bytes=1, reached=False, **fields,
+    )  # fmt: skip
+    named = Evaluated(measured={"v": measured}, failure=None).contradicted(end)
+    assert named["more"] == 2.0, "what the program itself said twice"
+    half = 0.5 * 10.0 ** -len(repr(own).partition(".")[2])
+    assume(abs(abs(own - measured) - half) > 1e-9)
+    if abs(own - measured) < 0.00099 * max(own, measured) or abs(own - measured) < half:
+        assert named == {"more": 2.0}, "another precision, or fewer decimal places"
+    elif abs(own - measured) > 0.00101 * max(own, measured):
+        assert named == {"more": 2.0, "v": own}
+
+
+def test_results_of_program_and_evaluation_have_one_limit(tmp_path: Path) -> None:
+    source = "open('weights', 'w').write('2.5')\nfor i in range(10_000): print(f'METRIC m{i}=1')"
+    result = evaluated(tmp_path, source)
+    assert result.failure_class is FailureClass.USER_ERROR
+    assert "10,001 results" in str(result.message)
