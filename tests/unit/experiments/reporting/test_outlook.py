@@ -2,11 +2,12 @@
 
 import re
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.experiments.analysis.judge import judge
-from ablate.experiments.analysis.verdicts import Cause, Verdict
+from ablate.experiments.analysis.verdicts import OPEN, Cause, Verdict
 from ablate.experiments.outcomes import FailureClass, VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED, Admission, AttemptRecord, Family
 from ablate.experiments.reporting.outlook import outlook, to_continue
@@ -47,8 +48,36 @@ def test_a_line_has_the_numbers_of_the_samples_and_says_probably_only_if_zero_is
         if blocks < 8:
             assert f"not publishable: {blocks} of 8 planned blocks counted" in line
     last = [line for line in lines if line.startswith("Continue: ")]
-    assert last == (["Continue: ablate run --continue factory"] if to_continue(verdict.variants) else [])
+    many = [line for line in lines if "at this noise proof takes about" in line]
+    needed = [one.blocks_needed or 0 for one in to_continue(verdict.variants) if one.cause in OPEN]
+    assert [re.search(r"about ([\d,]+) blocks\.", line)[1].replace(",", "") for line in many] == [  # type: ignore[index]
+        str(blocks) for blocks in needed if blocks > 80
+    ]
+    assert last == (
+        ["Continue: ablate run --continue factory"] if len(to_continue(verdict.variants)) > len(many) else []
+    )
     assert len(lines) == len(undecided) + len(last)
+
+
+@pytest.mark.parametrize(
+    ("node_class", "metric", "words"),
+    [
+        ("cpu", "process_s", "the processor time of a command (metric cpu_s)"),
+        ("cpu", "cpu_s", "or close other programs"),
+        ("h200", "tokens_per_s", "on a node that nothing else uses"),
+    ],
+)
+def test_noise_that_takes_many_blocks_gets_a_remedy_and_no_command(node_class: str, metric: str, words: str) -> None:
+    verdict = judged(1.0, 0.05)
+    variant = next(one for one in verdict.variants if one.arm == "psiv-on")
+    assert variant.primary is not None
+    primary = variant.primary.model_copy(update={"metric": metric})
+    changes = {"blocks_needed": 812, "cause": Cause.NOT_PROVED, "primary": primary}
+    noisy = variant.model_copy(update=changes)
+    lines = outlook(verdict.model_copy(update={"node_class": node_class}), [noisy])
+    assert len(lines) == 1
+    assert "proof takes about 812 blocks" in lines[0]
+    assert words in lines[0]
 
 
 def test_a_verdict_without_a_service_or_without_doubt_names_no_command() -> None:
