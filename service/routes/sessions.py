@@ -25,6 +25,7 @@ from ablate.experiments.design.power import session_level
 from ablate.experiments.design.problems import listed, pointer
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.design.spec_values import NAME_PATTERN
+from ablate.experiments.design.workload import SentCode, Workload
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import ProposalOutcome
 from ablate.service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter
@@ -221,10 +222,16 @@ def _measuring(node_class: str, session: str) -> str:
 
 
 def _advice(connection: Connection, row: Row[Any], settings: ServiceSettings) -> str | None:
-    """Say which A/A blocks proposals lack and how long they take to measure; None if they lack none."""
+    """Say what proposals lack; None if nothing."""
     incumbent = parse_spec(row.spec_text.encode(), CONTENT_TYPE)
-    if not incumbent.verdict.timed:
-        return None
+    noise = _noise_advice(connection, row, incumbent, settings) if incumbent.verdict.timed else None
+    return " ".join(filter(None, (noise, _unprotected(row.metric, incumbent.workload)))) or None
+
+
+def _noise_advice(
+    connection: Connection, row: Row[Any], incumbent: AblationSpec, settings: ServiceSettings
+) -> str | None:
+    """Say which A/A blocks proposals lack and how long they take to measure; None if they lack none."""
     node_class = incumbent.placement.node_class
     text = calibration_spec(incumbent, node_class=node_class, blocks=ADMITTING_BLOCKS, order_seed=0)
     spec = parse_spec(text, CONTENT_TYPE)
@@ -241,6 +248,16 @@ def _advice(connection: Connection, row: Row[Any], settings: ServiceSettings) ->
     return (
         f"{most} of {ADMITTING_BLOCKS} A/A blocks are measured for {row.metric} on {node_class}. Until then a proposal "
         f"{until}. To measure them now ({run}): {_measuring(node_class, row.name)}"
+    )
+
+
+def _unprotected(metric: str, workload: Workload) -> str | None:
+    """Say that proposals may change the code that reports the deciding number; None if they may not."""
+    if workload.evaluate is not None or metric not in workload.metrics or not isinstance(workload.code, SentCode):
+        return None
+    return (
+        f"A proposal may change the code that reports {metric}. A command that no proposal changes can measure it: "
+        "name workload.evaluate in the spec that opens a session."
     )
 
 

@@ -59,7 +59,7 @@ class SessionPath(SessionPublic):
 
     path: list[ProposalPublic]
     advice: str | None
-    """The A/A blocks that its proposals lack, and the commands that measure them; null if they lack none."""
+    """What its proposals lack: A/A blocks, with the commands that measure them, or an evaluation; null if nothing."""
     spec: str = Field(description="YAML of a spec whose baseline is the incumbent. Change its variant to propose.")
 
 

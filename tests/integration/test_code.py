@@ -167,6 +167,24 @@ def test_the_archive_of_an_evaluation_is_needed_and_comes_with_every_block(api: 
         assert api.client.get(path + digest_of(own), headers=api.worker_of("node-a")).content == own
 
 
+def test_a_session_of_sent_code_says_that_no_evaluation_protects_its_numbers(api: Api) -> None:
+    content = content_of(6, 10)
+    upload(api, content)
+    rule = {"primary": {"metric": "val", "margin": "1%"}}
+    for name, evaluate in (("open", {}), ("protected", {"workload__evaluate": ["python", "judge.py"]})):
+        values = command_values(
+            workload__code={"archive": digest_of(content)},
+            workload__metrics={"val": {"better": "lower"}},
+            design__seeds=6,
+            verdict=rule,
+            **evaluate,
+        )
+        session = api.client.post(f"/v1/sessions/{name}:open", headers=api.admin, json=values)
+        assert session.status_code == 201, session.text
+        advice = session.json()["advice"] or ""
+        assert ("workload.evaluate" in advice, "code that reports val" in advice) == ((name == "open",) * 2)
+
+
 @pytest.mark.parametrize("kind", BOTH)
 def test_all_archives_together_are_bounded_exactly(kind: str, tmp_path: Path) -> None:
     with running_api(kind, tmp_path, max_code_bytes=1_000) as api:
