@@ -4,6 +4,7 @@ The incumbent is the baseline of the spec that opened the session, until a propo
 variant. The level of a proposal is a part of its spec, so it is fixed and hashed before the first sample.
 """
 
+import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from ablate.experiments.design.load import load_values, spec_of
 from ablate.experiments.design.metrics import LOSS_METRICS, METRICS
 from ablate.experiments.design.power import session_level
 from ablate.experiments.design.problems import listed, pointer, shown
-from ablate.experiments.design.spec import MAX_SEEDS, AblationSpec
+from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.spec_values import NO_MARGIN
 from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.design.verdict_rule import SessionLevel
@@ -28,6 +29,10 @@ _OUTCOMES = {
     Decision.INCONCLUSIVE: ProposalOutcome.UNDECIDED,
     Decision.INVALID: ProposalOutcome.UNDECIDED,
 }
+
+_RANDOM = secrets.SystemRandom()
+_SEEDS = 2**31
+"""Seeds below it suit every library. Two proposals share one with a chance of at most two in a million."""
 
 NOTE = "note"
 """Label of a proposal with its author's own words about the change."""
@@ -126,24 +131,21 @@ def proposed(
 ) -> tuple[bytes, AblationSpec]:
     """Return proposal `number` of `session`, made of `spec` from `body`, with its level and own seeds: YAML, spec."""
     values = load_values(body, content_type)
-    if own_seeds(spec, number) != spec.design.seeds:
-        values["design"]["seeds"] = list(own_seeds(spec, number))
+    if _needs_own_seeds(spec):
+        values["design"]["seeds"] = sorted(_RANDOM.sample(range(_SEEDS), len(spec.design.seeds)))
     level = SessionLevel(name=session, proposal=number, kept=kept, level=session_level(number, kept))
     values["verdict"]["session"] = level.model_dump(mode="json")
     return spec_yaml(values), spec_of(values)
 
 
-def own_seeds(spec: AblationSpec, number: int) -> tuple[int, ...]:
-    """Return the seeds of proposal `number`: those of `spec`, unless the deciding metric is judged over seeds.
+def _needs_own_seeds(spec: AblationSpec) -> bool:
+    """Return whether the deciding metric is judged over seeds, so that each proposal gets its own, drawn after it came.
 
-    Then no two proposals of a session share a seed. The luck of a seed is the same whenever it is used, so a change
-    that was chosen by one proposal's seeds would be tested on its own choice.
+    The luck of a seed is the same whenever it is used: a change that was chosen by one proposal's seeds, or by seeds
+    that can be foreseen, would be tested on its own choice.
     """
     primary = spec.verdict.primary
-    if primary.metric in METRICS and not primary.over_seeds:
-        return spec.design.seeds
-    first = 1 + MAX_SEEDS * (number - 1)
-    return tuple(range(first, first + len(spec.design.seeds)))
+    return primary.metric not in METRICS or primary.over_seeds
 
 
 def with_kept(incumbent: bytes, proposal: bytes) -> bytes:

@@ -275,10 +275,13 @@ def test_a_loss_needs_no_calibration_and_other_seeds_each_time(api: Api) -> None
     loss = {"metric": "loss_val", "margin": "0.01 nats", "adopt_if": "0.02 nats"}
     spec = opened(api, verdict__primary=loss, design__seeds=6)["spec"]
     made = tried(api, spec)
-    assert "its seeds" not in str(made["accepted"]["warnings"])
     api.cancel(made["accepted"]["id"])
-    warnings = tried(api, spec)["accepted"]["warnings"]
-    assert any(one.startswith("its seeds are 65, 66, 67, 68, 69, 70: ") for one in warnings)
+    again = tried(api, spec)
+    seeds = [re.findall(r"its seeds are ([\d, ]+): ", str(one["accepted"]["warnings"])) for one in (made, again)]
+    first, second = ({int(seed) for seed in one.split(", ")} for (one,) in seeds)
+    assert (len(first), len(second), first & second) == (6, 6, set())
+    blocks = api.get(f"/v1/ablations/{again['accepted']['id']}/blocks").json()["items"]
+    assert {block["seed"] for block in blocks} == second
 
 
 LOSS = {"metric": "loss_val", "margin": "0%"}

@@ -269,7 +269,7 @@ def test_the_page_says_the_session_in_place_of_the_askings() -> None:
 LOSS_OVER_SEEDS = {"metric": "loss_val", "margin": "0.01 nats", "adopt_if": "0.02 nats"}
 
 
-def test_proposals_that_are_judged_over_seeds_share_none() -> None:
+def test_proposals_that_are_judged_over_seeds_share_none_and_nobody_foresees_them() -> None:
     lab = command_values(
         workload__metrics={"val_bpb": {"better": "lower"}},
         verdict__primary={"metric": "val_bpb", "margin": "0.5%"},
@@ -280,6 +280,7 @@ def test_proposals_that_are_judged_over_seeds_share_none() -> None:
         drawn = [as_proposal(values, number).design.seeds for number in range(1, 60)]
         assert {len(seeds) for seeds in drawn} == {count}
         assert len({seed for seeds in drawn for seed in seeds}) == 59 * count
+        assert as_proposal(values, 1).design.seeds != drawn[0]
     assert {as_proposal(values_of(), number).design.seeds for number in (1, 2, 50)} == {(1, 2)}, "times have no seeds"
 
 
