@@ -21,6 +21,7 @@ from ablate.experiments.errors import CodeArchiveError, SpecError
 from ablate.experiments.outcomes import ExitCode
 from ablate.experiments.records.code_archive import pack_code
 from ablate.experiments.records.spec_code import PackedSpec
+from ablate.experiments.system.shell_python import in_shell_python
 from ablate.workers.blocks.surroundings import read_load
 from ablate.workers.devices.inventory import find_devices
 from ablate.workers.errors import WorkerError
@@ -66,7 +67,9 @@ def check(
                 raise typer.BadParameter(f"options come before the spec {command[0]}; found {command[1]} after it")
             checks = _of_spec(Path(command[0]), console, timeout_s=timeout, as_json=as_json)
         else:
-            wanted = _Command(tuple(command), code, tuple(data or ()), tuple(secret or ()), steps, timeout)
+            shell = in_shell_python(command)
+            readable = *(data or ()), *map(Path, shell.folders)
+            wanted = _Command(shell.argv, code, readable, tuple(secret or ()), steps, timeout)
             checks = _of_command(wanted, console, as_json=as_json)
     except SpecError as error:
         for problem in error.problems:

@@ -16,6 +16,7 @@ from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.records.git_repository import Repository
 from ablate.experiments.reporting import wording
 from ablate.experiments.system.processes import OWN_PYTHON
+from ablate.experiments.system.shell_python import in_shell_python
 from ablate.service.cli.arguments import read_spec
 from ablate.service.cli.asking import AskedChange, CheckedTimes
 from ablate.service.cli.follow import run_spec
@@ -75,14 +76,15 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
 
     The exit code is that of `ablate verdict`, 6 if the check fails, or 130 after Ctrl-C, which cancels nothing.
     """
+    shell = in_shell_python(command)
     question = AskedChange(
-        command=tuple(command),
+        command=shell.argv,
         changes=_words(vs),
         env=_variables(vs_env or ()),
         commit=None if vs_commit is None else Repository.around(Path()).commit(vs_commit),
         metric=metric,
         better=better,
-        data=tuple(data or ()),
+        data=(*(data or ()), *shell.folders),
         steps=steps,
         blocks=blocks,
     )

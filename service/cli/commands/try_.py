@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import PROPOSAL_EXIT_CODES, AblationState, ExitCode, ProposalOutcome
+from ablate.experiments.system.shell_python import in_shell_python
 from ablate.service.cli import completion
 from ablate.service.cli.arguments import is_spec, print_packed, read_spec
 from ablate.service.cli.follow import KeyOption, follow, print_accepted
@@ -87,6 +88,8 @@ def _of_command(path: "SessionPath", command: Sequence[str]) -> "SpecBody":
     values = load_values(path.spec.encode(), CONTENT_TYPE)
     workload: dict[str, Any] = values["workload"]
     shared = workload.get("command")
+    if shared is not None and list(command[: len(shared)]) != shared:
+        command = in_shell_python(command).argv
     if shared is None or list(command[: len(shared)]) != shared:
         raise SpecError([_other_command(path.name, shared, command)])
     own = (values.get("baseline") or {}).get("args") or ()

@@ -127,6 +127,14 @@ def test_a_module_in_a_folder_that_is_closed_to_trials_is_named_with_the_setting
 
 
 @isolates
+def test_a_module_that_only_the_users_python_has_is_said_to_be_missing_in_ours(tmp_path: Path) -> None:
+    message = isolated_message(tmp_path, "import no_such_lab")
+    assert f"the program ran in Ablate's own Python ({sys.prefix}): activate the program's" in message
+    prefix, _site = environment(tmp_path)
+    assert "Ablate's own Python" not in isolated_message(tmp_path, "import no_such_lab", prefix)
+
+
+@isolates
 def test_a_file_that_is_closed_to_trials_is_named_with_the_setting(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
