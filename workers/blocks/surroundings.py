@@ -121,6 +121,8 @@ def _growth(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None or after < before else after - before
 
 
+ANY_LOAD = 0.99
+"""Who allows others so much of the cores waits for nothing."""
 FIRST_LOOK_S = 0.2
 """Length of the first look, which every trial pays on a quiet machine."""
 LOOK_S = 1.0
@@ -170,7 +172,7 @@ class Quiet:
 
     def wait(self, limit: float, *, most_s: float) -> bool:
         """Return True once others take at most `limit` of the cores' time; False after `most_s` seconds."""
-        if limit >= 1.0 or most_s <= 0:
+        if limit >= ANY_LOAD or most_s <= 0:
             return True
         begun = before = self._read()
         self._pause(FIRST_LOOK_S)

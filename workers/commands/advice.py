@@ -128,8 +128,8 @@ class ProgramPlace:
                 yield f"'{name}' lies in {folder}, {self._how_to_open(folder)}"
         if self.prefix == Path(sys.prefix) and not Path(self.argv[0]).is_absolute():
             yield (
-                f"the program ran in Ablate's own Python ({self.prefix}): activate the program's before `ablate ask`, or "
-                "write its path, such as .venv/bin/python; on a node workload.environment names one"
+                f"the program ran in Ablate's own Python ({self.prefix}): activate the program's before `ablate ask` "
+                "or write its path, such as .venv/bin/python; on a node workload.environment names one"
             )
 
     def _of_files(self, message: str) -> Iterator[str]:

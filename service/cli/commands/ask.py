@@ -104,7 +104,8 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         raise typer.Exit(code)
     _write(file, question.spec(times))
     if not times.is_quiet:
-        err().print("the machine is busy: blocks count all the same (max_foreign_load: 99%), with wider intervals")
+        err().print("the machine is busy: blocks count all the same (max_foreign_load: 99%), with wider intervals;")
+        err().print("where the change is in the work of the processors, --metric cpu_s answers with fewer blocks")
     err().print(f"wrote {escape(str(file))}: the question, and the rule that answers it")
     minutes = wording.counted(max(1, round(question.expected_s(times) / 60)), "minute")
     err().print(f"{question.blocks} blocks of 3 trials (one measures the noise), about {minutes}")
