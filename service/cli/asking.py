@@ -58,6 +58,8 @@ class AskedChange:
     """A metric of ours, a name that the program reports, or a line that it prints with {} for the number."""
     better: Literal["lower", "higher"] | None = None
     data: tuple[str, ...] = ()
+    search_path: str = ""
+    """PYTHONPATH of both arms."""
     seed: int | None = None
     """The seed of every trial, of a program that does not take the block's."""
     steps: int | None = None
@@ -108,6 +110,8 @@ class AskedChange:
         workload: dict[str, Any] = {"command": list(shared), "code": "."}
         if self.data:
             workload["data"] = list(self.data)
+        if self.search_path:
+            workload["env"] = {"PYTHONPATH": self.search_path}
         if times is not None and times.step_s is not None:
             workload["steps"] = self._steps(times.step_s, times.start_s)
         placement: dict[str, Any] = {"node_class": "cpu" if times is None else times.node_class}

@@ -4,7 +4,6 @@ The isolation closes folders, the copy of the code is not the work tree, and a f
 """
 
 import ast
-import json
 import os
 import re
 import sys
@@ -15,9 +14,9 @@ from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Self
-from urllib.parse import unquote, urlsplit
 
 from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.system.shell_python import editable_projects
 from ablate.workers.environment_variables import with_readable
 from ablate.workers.paths import is_allowed
 from ablate.workers.trials.failures import MESSAGE_LIMIT
@@ -136,10 +135,27 @@ class ProgramPlace:
         """Yield advice about files that the program could not open, and that its user may open outside of a trial."""
         for path in (Path(first or second) for first, second in _DENIED.findall(message)):
             folder = path if path.is_dir() else path.parent
-            if _is_closed(path) or _is_closed(folder):
+            root = self._import_root(path)
+            if root is not None:
+                yield (
+                    f"the Python environment imports {path} and not its sent copy: write workload.env: "
+                    f"{{PYTHONPATH: {root}}}"
+                )
+            elif _is_closed(path) or _is_closed(folder):
                 yield f"the file is in {folder}, {self._how_to_open(folder if len(folder.parts) > _FEW else path)}"
             elif not path.is_relative_to(self.writable) and _user_may_write(folder):
                 yield f"a trial may write only below its own folder: use trial.out, or {{out}} in an argument ({path})"
+
+    def _import_root(self, path: Path) -> Path | None:
+        """Return the folder of the sent code below which a Python file was sent that was opened elsewhere, or None."""
+        if self.code is None or path.suffix != ".py" or path.is_relative_to(self.writable):
+            return None
+        ends = (Path(*path.parts[start:]) for start in range(1, len(path.parts)))
+        sent = next((self.code / end for end in ends if (self.code / end).is_file()), None)
+        if sent is None or len(sent.relative_to(self.code).parts) < _FEW:
+            return None
+        packages = [one for one in sent.parents if one != self.code and (one / "__init__.py").is_file()]
+        return (packages[-1] if packages else sent).parent.relative_to(self.code)
 
     def _of_missing_files(self, message: str) -> Iterator[str]:
         """Yield advice about files that the program looks for beside its code, and that were not sent."""
@@ -179,7 +195,7 @@ class ProgramPlace:
         for site in sorted(self.prefix.glob("lib*/python3*/*-packages")):
             folders += _of_pth_files(site)
             folders += _of_finders(site, name)
-            folders += _of_editable(site)
+        folders += (folder for project in editable_projects(self.prefix) for folder in (project, project / "src"))
         for folder in dict.fromkeys(folders):
             if (folder / name).exists() or (folder / f"{name}.py").exists():
                 yield folder
@@ -220,16 +236,6 @@ def _of_finders(site: Path, name: str) -> Iterator[Path]:
         with suppress(ValueError, SyntaxError, TypeError):
             places = ast.literal_eval(mapping[1]) if mapping else {}
             yield from (Path(place).parent for own, place in places.items() if own == name)
-
-
-def _of_editable(site: Path) -> Iterator[Path]:
-    """Yield the folders of projects that are installed editable by other means."""
-    for file in site.glob("*.dist-info/direct_url.json"):
-        with suppress(ValueError, KeyError, TypeError, AttributeError):
-            values = json.loads(_text(file))
-            if values["dir_info"].get("editable"):
-                project = Path(unquote(urlsplit(values["url"]).path))
-                yield from (project, project / "src")
 
 
 def _text(file: Path) -> str:

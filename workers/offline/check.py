@@ -4,7 +4,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -67,9 +67,10 @@ def check(
                 raise typer.BadParameter(f"options come before the spec {command[0]}; found {command[1]} after it")
             checks = _of_spec(Path(command[0]), console, timeout_s=timeout, as_json=as_json)
         else:
-            shell = in_shell_python(command)
+            shell = in_shell_python(command, code)
             readable = *(data or ()), *map(Path, shell.folders)
-            wanted = _Command(shell.argv, code, readable, tuple(secret or ()), steps, timeout)
+            env = {"PYTHONPATH": shell.search_path} if shell.search_path else {}
+            wanted = _Command(shell.argv, code, env, readable, tuple(secret or ()), steps, timeout)
             checks = _of_command(wanted, console, as_json=as_json)
     except SpecError as error:
         for problem in error.problems:
@@ -89,6 +90,7 @@ class _Command:
 
     argv: tuple[str, ...]
     code: Path
+    env: Mapping[str, str]
     data: tuple[Path, ...]
     secrets: tuple[str, ...]
     steps: int
@@ -100,6 +102,7 @@ def _of_command(wanted: _Command, console: Console, *, as_json: bool) -> Sequenc
     secrets = secrets_named(wanted.secrets)
     config = CommandArm(
         command=wanted.argv,
+        env=wanted.env,
         code={ARCHIVE: packed.digest},
         data=tuple(_data(path, wanted.code) for path in wanted.data),
         secrets=wanted.secrets,

@@ -85,6 +85,7 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         metric=metric,
         better=better,
         data=(*(data or ()), *shell.folders),
+        search_path=shell.search_path,
         steps=steps,
         blocks=blocks,
     )

@@ -49,6 +49,7 @@ CODE = {"archive": f"sha256:{64 * '0'}"}
         ({"changes": ("--lr", "2e-3"), "metric": "accuracy"}, "accuracy"),
         ({"changes": ("--name", "baseline", "control: # x")}, "tokens_per_s"),
         ({"changes": ("baseline",)}, "tokens_per_s"),
+        ({"env": {"A": "1"}, "data": ("/lab/.venv",), "search_path": "src"}, "tokens_per_s"),
     ],
 )
 def test_a_question_is_a_spec_that_the_service_takes(changes: dict[str, object], primary: str) -> None:
@@ -59,6 +60,7 @@ def test_a_question_is_a_spec_that_the_service_takes(changes: dict[str, object],
         resolution = resolve(spec)
         assert resolution.problems == ()
         assert [arm.name for arm in resolution.arms] == ["baseline", question.name]
+        assert spec.workload.env == ({"PYTHONPATH": "src"} if "search_path" in changes else {})
     assert spec.verdict.primary.metric == primary
 
 

@@ -135,6 +135,30 @@ def test_a_module_that_only_the_users_python_has_is_said_to_be_missing_in_ours(t
 
 
 @isolates
+@pytest.mark.parametrize(("layout", "root"), [("lib/mine", "lib"), ("src/mine", "src")])
+def test_a_package_that_is_installed_from_the_code_is_imported_from_the_sent_copy(
+    tmp_path: Path, layout: str, root: str
+) -> None:
+    prefix, site = environment(tmp_path)
+    for folder in (tmp_path / "origin", tmp_path / "code"):
+        folder.joinpath(layout).mkdir(parents=True)
+        folder.joinpath(layout, "__init__.py").write_text("")
+    mapping = {"mine": str(tmp_path / "origin" / layout)}
+    site.joinpath("__editable___mine_0_1_finder.py").write_text(
+        f"import sys\nfrom importlib.util import spec_from_file_location\nMAPPING = {mapping!r}\n"
+        "class Finder:\n    @staticmethod\n    def find_spec(name, path=None, target=None):\n"
+        "        if name in MAPPING:\n"
+        "            return spec_from_file_location(name, MAPPING[name] + '/__init__.py')\n"
+        "def install():\n    sys.meta_path.append(Finder)\n"
+    )
+    site.joinpath("__editable__.mine.pth").write_text(
+        "import __editable___mine_0_1_finder; __editable___mine_0_1_finder.install()\n"
+    )
+    message = isolated_message(tmp_path, "import mine", prefix)
+    assert f"and not its sent copy: write workload.env: {{PYTHONPATH: {root}}}" in message
+
+
+@isolates
 def test_a_file_that_is_closed_to_trials_is_named_with_the_setting(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
