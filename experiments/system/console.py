@@ -182,7 +182,8 @@ MOVED = {
 
 _HELP = (
     "Is a change to the training stack better, by how much, and can you trust the answer? "
-    f"Start with `ablate demo`. Exit codes: 0 success, 1 to 4 a decision, {ExitCode.ERROR} an error, "
+    "Start with `ablate ask` beside your own program, or with `ablate demo`. "
+    f"Exit codes: 0 success, 1 to 4 a decision, {ExitCode.ERROR} an error, "
     f"{ExitCode.UNMET} a failed check, {ExitCode.USAGE} wrong usage. docs/ci.md lists all of them."
 )
 
