@@ -31,8 +31,9 @@ def open_cause(comparison: Comparison) -> Cause:
 
 
 def _beyond_margin(comparison: Comparison, primary: "Primary") -> bool:
-    """Return whether the whole interval lies beyond the margin."""
-    return comparison.ci_low_pct > primary.margin_pct or comparison.ci_high_pct < -primary.margin_pct
+    """Return whether the whole interval lies beyond the margin, on a side that the samples can prove."""
+    beyond = comparison.ci_low_pct > primary.margin_pct or comparison.ci_high_pct < -primary.margin_pct
+    return beyond and comparison.p_holm <= comparison.alpha
 
 
 def gain_pct(comparison: Comparison) -> float:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from ablate.experiments.analysis.curves import readings
+from ablate.experiments.analysis.curves import Reading, readings
 from ablate.experiments.analysis.evidence import Evidence, Pair, WholeBlocks
 from ablate.experiments.analysis.statistics import (
     MOST_APART,
@@ -35,6 +35,9 @@ from ablate.experiments.design.power import FEWEST_BLOCKS, ONE_LOOK, Look, detec
 from ablate.experiments.design.spec_values import Difference
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.receipts import Receipt, read_named
+
+LOST = math.log(2)
+"""A trial that was cut short counts as so much beyond all others: half as fast as the slowest, in natural log units."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +69,24 @@ class Sample:
     """Whether the differences of blocks do not resemble their neighbours', because no clock is in them."""
     bias: float | None = None
     """Of numbers of curves: the mean of the differences' estimated errors."""
+    bound: Literal["at most", "at least"] | None = None
+    """How the true differences relate to these, where runs that miss their target count at their end."""
+
+    def proves(self, change: float) -> bool:
+        """Return whether a change of this sign holds for the true differences too."""
+        return self.bound is None or (self.bound == "at most") == (change < 0)
 
     def fit(self) -> Fit:
         """Fit the mean of the differences."""
         return replace(fit(self.differences, self.places), bias=self.bias or 0.0)
+
+    def with_lost(self, lost: int) -> "tuple[Sample, ...]":
+        """Return the samples in which `lost` more differences are at their worst, on either side; none for 0."""
+        worst = (min(self.differences) - LOST, max(self.differences) + LOST) if lost else ()
+        return tuple(
+            replace(self, differences=(*self.differences, *[one] * lost), places=(*self.places, *[0] * lost))
+            for one in worst
+        )
 
     @property
     def scale(self) -> Scale:
@@ -132,22 +149,35 @@ def _curve_sample(evidence: Evidence, metric: str, target: float | None) -> Samp
     read = [both for pair in evidence.pairs if (both := readings(pair, metric, target)) is not None]
     if len(read) < max(len(evidence.pairs), FEWEST_BLOCKS):
         return None
-    clocked = METRICS[metric].clocked
-    places = tuple((pair.variant.ids.position - pair.baseline.ids.position) * clocked for pair in evidence.pairs)
-    error = mean_of([own.error + base.error for own, base in read])
+    places = tuple(
+        (pair.variant.ids.position - pair.baseline.ids.position) * METRICS[metric].clocked for pair in evidence.pairs
+    )
     if METRICS[metric].kind == "loss":
+        error = mean_of([own.error + base.error for own, base in read])
         finals = [_finite("loss_val", pair.baseline) or 0.0 for pair in evidence.pairs]
         sample = _by_subtraction(
             [(own.value, base.value) for own, base in read], places=places, baseline=mean_of(finals)
         )
         return sample and replace(sample, independent=False, bias=error / unit_of_shares(sample.baseline))
+    return target_sample(metric, read, places)
+
+
+def target_sample(metric: str, read: Sequence[tuple[Reading, Reading]], places: tuple[int, ...]) -> Sample | None:
+    """Return the sample of tokens or seconds to a target, of the variant and the baseline in each block.
+
+    None if runs that miss their target leave it open on which side of these the true differences lie.
+    """
+    sides = {side for own, base in read for side in (own.censored, -base.censored) if side}
+    if len(sides) > 1:
+        return None
     logs = [(math.log(own.value), math.log(base.value)) for own, base in read]
     return Sample(
         differences=tuple(own - base for own, base in logs),
         sums=tuple(own + base for own, base in logs),
         places=places,
-        independent=not clocked,
-        bias=error,
+        independent=not METRICS[metric].clocked,
+        bias=mean_of([own.error + base.error for own, base in read]),
+        bound=next(("at least" if side > 0 else "at most" for side in sides), None),
     )
 
 
@@ -261,11 +291,15 @@ def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[
         arm: tuple(sample.scale.natural(sign * levels.margin_pct) for sign in (-1, 1))
         for arm, sample in samples.items()
     }
-    different = _corrected([levels.look_of(arm).overall(one.p_different()) for arm, one in fits.items()], levels)
-    same = _corrected([levels.look_of(arm).overall(one.p_same(*margins[arm])) for arm, one in fits.items()], levels)
+    p_different = {arm: one.p_different() if samples[arm].proves(float(one.mean)) else 1.0 for arm, one in fits.items()}
+    p_same = {arm: 1.0 if samples[arm].bound else one.p_same(*margins[arm]) for arm, one in fits.items()}
+    different, same = (
+        _corrected([levels.look_of(arm).overall(p) for arm, p in each.items()], levels)
+        for each in (p_different, p_same)
+    )
     return {
-        arm: _comparison(metric, samples[arm], one, arm, _Tests(levels, p_different, p_same))
-        for (arm, one), p_different, p_same in zip(fits.items(), different, same, strict=True)
+        arm: _comparison(metric, samples[arm], one, arm, _Tests(levels, *corrected))
+        for (arm, one), *corrected in zip(fits.items(), different, same, strict=True)
     }
 
 

@@ -33,6 +33,8 @@ class Reading:
     value: float
     error: float
     """Estimated largest error of the interpolation: of a loss in nats, of tokens or seconds of their logarithm."""
+    censored: int = 0
+    """1: the true number is larger, because the run ended before it; -1: smaller, before the first validation."""
 
 
 def curve_of(receipt: Receipt, read: Callable[[CurvePoint], float]) -> Curve:
@@ -65,6 +67,15 @@ def place_of(curve: Curve, target: float) -> Reading | None:
             least, most = _crossings(curve, index, before - target)
             return Reading(place, max(math.log(most / place), math.log(place / least), 0.0))
     return None
+
+
+def _place_or_end(curve: Curve, target: float) -> Reading:
+    """Return where the loss first is at most `target`, or the end of the curve that lies nearest to it."""
+    place = place_of(curve, target)
+    if place is not None:
+        return place
+    early = curve[0][1] <= target
+    return Reading(curve[0 if early else -1][0], 0.0, censored=-1 if early else 1)
 
 
 def _crossings(curve: Curve, index: int, fall: float) -> tuple[float, float]:
@@ -104,7 +115,10 @@ def _curvature(points: Curve) -> float:
 
 
 def readings(pair: Pair, metric: str, target: float | None) -> tuple[Reading, Reading] | None:
-    """Return the numbers of the variant and of the baseline in one block; None if a curve does not have it."""
+    """Return the numbers of the variant and of the baseline in one block; None if a curve does not have it.
+
+    A run that never reaches its target has the number of its end, and is marked as censored.
+    """
     own, base = (curve_of(receipt, axis_of(metric)) for receipt in (pair.variant, pair.baseline))
     if not own or not base:
         return None
@@ -113,15 +127,13 @@ def readings(pair: Pair, metric: str, target: float | None) -> tuple[Reading, Re
         if place < max(own[0][0], base[0][0]):
             return None
         return loss_at(own, place), loss_at(base, place)
-    mine, theirs = place_of(own, target or 0.0), place_of(base, target or 0.0)
-    return None if mine is None or theirs is None else (mine, theirs)
+    return _place_or_end(own, target or 0.0), _place_or_end(base, target or 0.0)
 
 
-def off_the_curves(evidence: Evidence, metric: str, target: Difference | None, level: float) -> str | None:
+def off_the_curves(evidence: Evidence, metric: str, target: Difference | None) -> str | None:
     """Say which curves do not have the number; None if all have it, if a trial has no curve, or for other metrics.
 
-    A trial that never reaches the target is censored. Leaving it out would leave out the worst trials. If one arm
-    reaches it with every seed and the other with none, a sign test at `level` shows which needs less.
+    A trial that never reaches the target is censored. Leaving it out would leave out the worst trials.
     """
     if metric not in CURVE_METRICS:
         return None
@@ -149,24 +161,7 @@ def off_the_curves(evidence: Evidence, metric: str, target: Difference | None, l
         f"{name} reached {goal:g} nats with {count} of {len(curves)} seeds" + f" (lowest: {low:.5g})"
         for name, count, low in zip(names, reached, lowest, strict=True)
     ]
-    return "; ".join([", ".join(counts), *_by_signs(arms, goal, names, METRICS[metric].unit, level)])
-
-
-def _by_signs(arms: Sequence[Sequence[Curve]], goal: float, names: Sequence[str], unit: str, level: float) -> list[str]:
-    """Say which arm needs less, if it reaches the target with every seed and the other with none.
-
-    The order of a seed is known where the arm had reached the target before the other one's end.
-    """
-    for first, other in ((0, 1), (1, 0)):
-        places = [place_of(curve, goal) for curve in arms[first]]
-        if any(one is None for one in places) or any(place_of(curve, goal) for curve in arms[other]):
-            continue
-        sooner = [one is not None and one.value <= rest[-1][0] for one, rest in zip(places, arms[other], strict=True)]
-        p = 2 * 0.5 ** len(sooner)
-        if all(sooner) and p <= level:
-            less = f"{names[first]} needs fewer {unit} (sign test over {len(sooner)} seeds, p {p:.2g})"
-            return [f"{less}; by how much, no trial shows"]
-    return []
+    return ", ".join(counts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any, Literal
 
 from ablate.experiments.analysis.answer import (
@@ -26,7 +27,13 @@ from ablate.experiments.analysis.curves import off_the_curves
 from ablate.experiments.analysis.declared import no_ratio, one_value, step_above
 from ablate.experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
 from ablate.experiments.analysis.exact import ExactResult, judge_exactly, not_exact
-from ablate.experiments.analysis.influences import WordTests, explained_by_carry_over, influences, said_by_median
+from ablate.experiments.analysis.influences import (
+    WordTests,
+    explained_by_carry_over,
+    holds,
+    influences,
+    said_by_median,
+)
 from ablate.experiments.analysis.noise.calibrate import aa_blocks_of
 from ablate.experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
 from ablate.experiments.analysis.programs import (
@@ -238,6 +245,8 @@ class _Judge:
         base = self._plan.baseline
         other = self._other_work(evidence, self._spec.metric)
         answer = with_broken_requirements(self._answer(evidence, exclusion, exact or primary, other), requirements)
+        if answer.cause is Cause.TARGET:
+            primary = None
         when_met = exact.decision if exact else self._adopts(primary)
         chances = self._chances(name, answer, primary)
         needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
@@ -309,7 +318,13 @@ class _Judge:
         return tuple(
             self._of_other_work(entry, evidence)
             or judge_requirement(
-                entry, evidence, node_class, level, uncalibrated=uncalibrated, dependence=self._dependence
+                entry,
+                evidence,
+                node_class,
+                level,
+                uncalibrated=uncalibrated,
+                dependence=self._dependence,
+                lost=len(self._lost(evidence.arm.name)),
             )
             for entry in self._spec.verdict.require
         )
@@ -330,28 +345,22 @@ class _Judge:
     ) -> Answer:
         if exclusion is not None:
             return as_measured(exclusion.word, exclusion.reason)
-        absent = _missing(self._spec, evidence, self._circumstances)
-        no_number = no_ratio(evidence, self.primary.metric)
-        cause = Cause.NO_RATIO if no_number else Cause.TARGET
-        rule = self.primary
-        no_number = no_number or off_the_curves(evidence, rule.metric, rule.target, self._level(evidence))
-        if no_number and not absent:
-            return undecided(cause, no_number)
-        if absent or primary is None:
-            return undecided(Cause.MISSING, _reason_missing(absent, primary))
+        unanswered = self._without_numbers(evidence, primary)
+        if unanswered is not None:
+            return unanswered
         if isinstance(primary, ExactResult):
             return capped(as_measured(primary.word, primary.reason), Cause.OTHER_WORK, other)
         sample = self._sample(evidence)
-        if sample is None:
+        if sample is None or primary is None:
             raise AssertionError("a comparison without a sample")
         word, tests = word_of(primary, self.primary), self._tests(evidence)
         stalls = stalls_differ(sample, self.primary.margin_pct)
         if stalls is not None and not said_by_median(word, sample, tests, self._dependence.widening(sample)):
             return undecided(Cause.STALLS, stalls)
         reason = sentence(word, primary, self.primary)
-        if primary.baseline is not None and primary.blocks < FEW_SEEDS and word in _GOOD:
+        if self.primary.over_seeds and primary.blocks < FEW_SEEDS and word in _GOOD:
             reason = f"{reason}; {bad_runs(primary.blocks)}"
-        answer = as_measured(word, reason, open_cause(primary))
+        answer = self._with_censored(as_measured(word, reason, open_cause(primary)), evidence)
         answer = capped(answer, Cause.OTHER_WORK, other)
         answer = capped(answer, Cause.ONE_VALUE, one_value(evidence, self.primary.metric))
         if word is VerdictWord.SAME:
@@ -363,12 +372,50 @@ class _Judge:
         answer = capped(answer, Cause.CARRY_OVER, carried)
         answer = capped(answer, Cause.RARE_EVENTS, self._too_few_for_events(primary))
         reruns = _reruns_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
+        if word is VerdictWord.SAME and self.primary.timed:
+            reruns = reruns or self._not_same_with_lost(evidence.arm.name, sample, tests)
         answer = capped(answer, Cause.RERUNS, reruns)
         noise = noise_differs(primary, self._circumstances.admission.calibrations)
         judged = self.primary.metric not in (*EXACT_METRICS, *CURVE_METRICS)
         answer = capped(answer, Cause.NOISE, noise if judged else None)
         refused = self._circumstances.admission.refused_because  # only times have the noise that A/A blocks show
         return capped(answer, Cause.UNCALIBRATED, refused if self.primary.timed else None)
+
+    def _without_numbers(self, evidence: Evidence, primary: Comparison | ExactResult | None) -> Answer | None:
+        absent = _missing(self._spec, evidence, self._circumstances)
+        ratio, off = no_ratio(evidence, self.primary.metric), None if primary else self._censored(evidence)
+        if (ratio or off) and not absent:
+            return undecided(Cause.NO_RATIO if ratio else Cause.TARGET, ratio or off or "")
+        if absent or primary is None:
+            return undecided(Cause.MISSING, _reason_missing(absent, primary))
+        return None
+
+    def _censored(self, evidence: Evidence) -> str | None:
+        return off_the_curves(evidence, self.primary.metric, self.primary.target)
+
+    def _with_censored(self, answer: Answer, evidence: Evidence) -> Answer:
+        """Say how trials without the number count; without a word only how many they are."""
+        censored = self._censored(evidence)
+        if censored is None:
+            return answer
+        if answer.measured is VerdictWord.INCONCLUSIVE:
+            return undecided(Cause.TARGET, censored)
+        larger = f"{censored}: runs without the number count at their end, so the change is larger"
+        return replace(answer, reason=f"{answer.reason}; {larger}")
+
+    def _lost(self, arm: str) -> list[AttemptRecord]:
+        return _lost_trials(self._circumstances.attempts, arm, self._plan.baseline.name)
+
+    def _not_same_with_lost(self, arm: str, sample: Sample, tests: WordTests) -> str | None:
+        """Say that trials were cut short without which sameness is not proved if they were the slowest; or None."""
+        lost = self._lost(arm)
+        widening = self._dependence.widening(sample)
+        worst = [one.fit().widened(widening) for one in sample.with_lost(len(lost))]
+        if all(holds(VerdictWord.SAME, one, tests) for one in worst):
+            return None
+        ended = f"{len(lost)} {'attempt' if len(lost) == 1 else 'attempts'} at its or the baseline's trials ended early"
+        first = f"{block_name(lost[0].block_index)}, {lost[0].failure_class}: {lost[0].message}"
+        return f"{ended} ({first}); if those trials were twice as slow as the slowest, the arms are not the same"
 
     def _tests(self, evidence: Evidence) -> WordTests:
         return WordTests(level=self._level(evidence), margin_pct=self.primary.margin_pct)
@@ -395,7 +442,7 @@ class _Judge:
 
     def _notes(self, answer: Answer, primary: Comparison | None, chances: Mapping[int, float]) -> Iterator[str]:
         threshold = self.primary.threshold_pct
-        over_seeds = primary is not None and primary.baseline is not None
+        over_seeds = primary is not None and self.primary.over_seeds
         if primary is not None and over_seeds and answer.measured in _GOOD and primary.blocks >= FEW_SEEDS:
             yield bad_runs(primary.blocks)
         if primary is not None and answer.measured is VerdictWord.BETTER and gain_pct(primary) < threshold:
@@ -488,9 +535,8 @@ def _reruns_by(attempts: Sequence[AttemptRecord], variant: str, baseline: str) -
     of an unknown arm. Hits of guards count if one arm may have at least two more of them than the other; a hit without
     an arm may be of either. Others' load counts if it hit one arm more often than chance explains.
     """
-    own = [attempt for attempt in attempts if attempt.arm in (variant, baseline, None)]
-    loads = [attempt for attempt in own if attempt.failure_class is FailureClass.DISTURBED]
-    own = [attempt for attempt in own if attempt.failure_class is not FailureClass.DISTURBED]
+    own = _lost_trials(attempts, variant, baseline)
+    loads = [one for one in attempts if one.arm in (variant, baseline) and one.failure_class is FailureClass.DISTURBED]
     if (unequal := _loads_differ(loads, variant, baseline)) is not None:
         return unequal
     hits = [attempt for attempt in own if attempt.failure_class in _FROM_OUTSIDE]
@@ -505,6 +551,12 @@ def _reruns_by(attempts: Sequence[AttemptRecord], variant: str, baseline: str) -
     what = f"attempt {first.number} at {block_name(first.block_index)} ended with {arm}"
     more = f", and {len(reruns) - 1} more like it" if len(reruns) > 1 else ""
     return f"{what} ({first.failure_class}: {first.message}){more}"
+
+
+def _lost_trials(attempts: Sequence[AttemptRecord], variant: str, baseline: str) -> list[AttemptRecord]:
+    """Return the attempts that ended with a trial that may be of either arm, except by others' load."""
+    own = [attempt for attempt in attempts if attempt.arm in (variant, baseline, None)]
+    return [attempt for attempt in own if attempt.failure_class is not FailureClass.DISTURBED]
 
 
 def _loads_differ(loads: Sequence[AttemptRecord], variant: str, baseline: str) -> str | None:

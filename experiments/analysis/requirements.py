@@ -16,7 +16,7 @@ from ablate.experiments.analysis.evidence import Evidence, Pair
 from ablate.experiments.analysis.statistics import Fit
 from ablate.experiments.analysis.verdicts import RequirementResult, unit_of_shares
 from ablate.experiments.block_numbers import block_name
-from ablate.experiments.design.metrics import LOSS_METRICS, METRICS, SEED_METRICS, TIMED_METRICS, find_metric
+from ablate.experiments.design.metrics import METRICS, SEED_METRICS, TIMED_METRICS, find_metric
 from ablate.experiments.design.plan import is_resident
 from ablate.experiments.design.power import MAX_BLOCKS, POWER, blocks_to_detect
 from ablate.experiments.design.spec_values import Difference
@@ -34,14 +34,15 @@ def judge_requirement(
     *,
     uncalibrated: str | None = None,
     dependence: Dependence = INDEPENDENT,
+    lost: int = 0,
 ) -> RequirementResult:
     """Return whether the variant meets `requirement` on `node_class`, with the deciding number.
 
     `level` is that of one-sided tests, which `dependence` widens. `uncalibrated` is why speeds prove nothing on the
-    device.
+    device, and `lost` how many trials were cut short.
     """
     if requirement.not_worse_by is not None:
-        return _judge_by_test(requirement, requirement.not_worse_by, evidence, level, uncalibrated, dependence)
+        return _judge_by_test(requirement, requirement.not_worse_by, evidence, level, uncalibrated, dependence, lost)
     metric = METRICS[requirement.metric]
     every = [(read_metric(metric, pair.variant), read_metric(metric, pair.baseline)) for pair in evidence.pairs]
     values = [(own, other) for own, other in every if own is not None and other is not None]
@@ -62,12 +63,13 @@ def _judge_by_test(
     level: float,
     uncalibrated: str | None,
     dependence: Dependence,
+    lost: int,
 ) -> RequirementResult:
     name = requirement.metric
     relative = bound.relative or name in SEED_METRICS
     sample = sample_of(evidence, name, requirement.target) if relative else paired_sample(evidence, name)
-    off = off_the_curves(evidence, name, requirement.target, level)
-    if off is not None:
+    off = off_the_curves(evidence, name, requirement.target)
+    if sample is None and off is not None:
         return result_of(requirement, None, off)
     if sample is None:
         seeds = len({pair.seed for pair in evidence.pairs})
@@ -75,7 +77,10 @@ def _judge_by_test(
         return result_of(requirement, None, no_ratio(evidence, name) or f"{few} with this number are too few")
     metric = find_metric(name, evidence.arm.config.declared)
     better = (metric and metric.better) or "lower"
-    passed, detail = proved(sample, bound, better, level, metric=name, dependence=dependence)
+    lost = lost if name in TIMED_METRICS else 0
+    passed, detail = proved(sample, bound, better, level, metric=name, dependence=dependence, lost=lost)
+    if off is not None:
+        detail = off if passed is None else f"{detail}; {off}: runs without the number count at their end"
     blind = one_value(evidence, name) or (uncalibrated if name in TIMED_METRICS else None)
     return result_of(requirement, None, f"{detail}; {blind}") if blind else result_of(requirement, passed, detail)
 
@@ -100,10 +105,11 @@ def proved(
     *,
     metric: str,
     dependence: Dependence = INDEPENDENT,
+    lost: int = 0,
 ) -> tuple[bool | None, str]:
     """Judge by one-sided t tests at `level` whether the variant is worse by less than `bound`, or by more.
 
-    `dependence` widens them.
+    `dependence` widens them. A proof must hold with `lost` more trials at their worst.
     Returns (True or False, numbers), and (None, numbers with the need of blocks or seeds) without proof of either.
     """
     unit, widening, limit = _unit(metric), dependence.widening(sample), _natural(sample, bound, better)
@@ -114,9 +120,15 @@ def proved(
     change = _change(sample, bound, float(fitted.mean), unit)
     of = "blocks" if sample.baseline is None else "seeds"
     numbers = f"{change} over {fitted.blocks} {of}"
-    p_met, p_broken = (float(fitted.p_same(*side)) for side in (within, beyond))
+    p_met, p_broken = (
+        float(fitted.p_same(*side)) if sample.proves(sign) else 1.0 for side, sign in ((within, -1), (beyond, 1))
+    )
+    worst = [float(one.fit().widened(widening).p_same(*within)) for one in sample.with_lost(lost)]
+    if p_met <= level < max(worst, default=0.0):
+        trials = "a trial" if lost == 1 else f"{lost} trials"
+        return None, f"{numbers}: not proved if {trials} that ended early took twice the time of the slowest"
     if p_met <= level:
-        more = "" if sample.baseline is None or metric not in LOSS_METRICS else f"; {bad_runs(fitted.blocks)}"
+        more = f"; {bad_runs(fitted.blocks)}" if metric in SEED_METRICS else ""
         return True, f"{numbers}: proved to be worse by less (p {p_met:.2g}){more}"
     if p_broken <= level:
         return False, f"{numbers}: proved to be worse by more (p {p_broken:.2g})"

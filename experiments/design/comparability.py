@@ -17,6 +17,8 @@ from ablate.experiments.design.verdict_rule import Requirement
 from ablate.experiments.errors import SpecProblem
 from ablate.model.measurements import Metric
 
+MOST_APART = 0.001
+"""Largest relative difference of FLOPs that count as equal, because a run has whole steps."""
 LOSSES_OF_STEPS = ("loss_step1", "loss_final")
 """Losses over training rows; all others are over validation rows."""
 
@@ -82,7 +84,7 @@ def _other_rows(metric: Metric, own: ArmConfig, base: ArmConfig) -> Unlike | Non
 
 def _other_total(own: ArmConfig, base: ArmConfig) -> Unlike | None:
     mine, theirs = trained(own), trained(base)
-    if mine is None or theirs is None or mine.tokens == theirs.tokens or equal_flops(own, base):
+    if mine is None or theirs is None or mine.tokens == theirs.tokens or equal_flops(mine.flops, theirs.flops):
         return None
     why = f"it trains on {mine.tokens:,} tokens, the baseline on {theirs.tokens:,}"
     fair = "equal tokens (workload.steps.equal: tokens), equal FLOPs (equal: flops), or equal time (loss_val_at_time)"
@@ -95,12 +97,9 @@ def trained(config: ArmConfig) -> StepWork | None:
     return None if work is None else StepWork(tokens=work.tokens * steps, flops=work.flops * steps)
 
 
-def equal_flops(own: ArmConfig, base: ArmConfig) -> bool:
-    """Return whether two arms train with equally many model FLOPs, up to half a step of the first."""
-    mine, theirs, work = trained(own), trained(base), own.work
-    if mine is None or theirs is None or work is None:
-        return False
-    return 2 * abs(mine.flops - theirs.flops) <= work.flops
+def equal_flops(own: int, base: int) -> bool:
+    """Return whether two numbers of model FLOPs count as equal."""
+    return abs(own - base) <= MOST_APART * base
 
 
 def comparison_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecProblem]:

@@ -4,11 +4,11 @@ The steps of the spec are those of the baseline. A variant with another batch, r
 timed steps.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ablate.experiments.design.arms import Arm, Resolution, arm_digest, resolve
+from ablate.experiments.design.comparability import MOST_APART, equal_flops
 from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.problems import listed, pointer
 from ablate.experiments.design.spec import AblationSpec
@@ -17,8 +17,6 @@ from ablate.experiments.errors import SpecProblem
 from ablate.experiments.outcomes import BASELINE
 from ablate.model.config import StepsConfig
 
-MOST_APART = 0.01
-"""Largest relative difference of FLOPs that count as equal, because a run has whole steps."""
 _EQUAL = pointer("workload", "steps", "equal")
 _TIMED = pointer("workload", "steps", "timed")
 
@@ -85,25 +83,33 @@ def _unequal(kind: str, steps: StepsConfig, amounts: Mapping[str, int]) -> Itera
                 f"{steps.total:,} steps of the baseline have {steps.total * base:,} tokens, which are no whole number "
                 f"of steps of variant '{arm}', each with {amount:,}"
             )
-            yield SpecProblem(pointer=_TIMED, detail=detail, hint=f"numbers that divide: {_fitting(steps, amounts)}")
+            hint = f"numbers that divide: {_fitting(kind, steps, amounts)}"
+            yield SpecProblem(pointer=_TIMED, detail=detail, hint=hint)
         elif not 1 <= timed <= MAX_TIMED:
             detail = f"for equal {kind} variant '{arm}' needs {timed:,} timed steps; allowed: 1 to {MAX_TIMED:,}"
             yield SpecProblem(pointer=_TIMED, detail=detail, hint=f"use {'more' if timed < 1 else 'fewer'} timed steps")
-        elif abs(off := (1 + steps.warmup + timed) * amount / (steps.total * base) - 1) > MOST_APART:
-            apart = f"{abs(off):.1%} {'more' if off > 0 else 'fewer'} FLOPs than the baseline"
-            detail = f"variant '{arm}' has {apart} after its nearest whole step; allowed: {MOST_APART:.0%}"
-            enough = math.ceil(amount / (2 * MOST_APART * base)) - 1 - steps.warmup
-            yield SpecProblem(pointer=_TIMED, detail=detail, hint=f"enough in any case: {enough:,} timed steps")
+        elif not equal_flops((1 + steps.warmup + timed) * amount, steps.total * base):
+            off = (1 + steps.warmup + timed) * amount / (steps.total * base) - 1
+            apart = f"{abs(off):.2%} {'more' if off > 0 else 'fewer'} FLOPs than the baseline"
+            detail = f"variant '{arm}' has {apart} after its nearest whole step; allowed: {MOST_APART:.1%}"
+            hint = f"numbers that fit: {_fitting(kind, steps, amounts)}"
+            yield SpecProblem(pointer=_TIMED, detail=detail, hint=hint)
 
 
-def _fitting(steps: StepsConfig, amounts: Mapping[str, int]) -> str:
-    """Return the nearest numbers of timed steps, below and above, with which the tokens of all arms divide."""
-    base, untimed = amounts[BASELINE], 1 + steps.warmup
-    period = math.lcm(*(amount // math.gcd(amount, base) for amount in amounts.values()))
-    fitting = [
-        total - untimed
-        for total in range(period, untimed + MAX_TIMED + 1, period)
-        if all(1 <= total * base // amount - untimed <= MAX_TIMED for amount in amounts.values())
-    ]
-    below, above = [n for n in fitting if n < steps.timed], [n for n in fitting if n > steps.timed]
-    return listed([*below[-1:], *above[:1]])
+def _fitting(kind: str, steps: StepsConfig, amounts: Mapping[str, int]) -> str:
+    """Return the nearest numbers of timed steps, below and above, with which all arms do equal work."""
+    most = MAX_TIMED + 1
+    below = next((n for n in range(min(steps.timed, most) - 1, 0, -1) if _fits(kind, steps, n, amounts)), None)
+    above = next((n for n in range(steps.timed + 1, most) if _fits(kind, steps, n, amounts)), None)
+    return listed([n for n in (below, above) if n is not None])
+
+
+def _fits(kind: str, steps: StepsConfig, timed: int, amounts: Mapping[str, int]) -> bool:
+    untimed = 1 + steps.warmup
+    whole = (untimed + timed) * amounts[BASELINE]
+    for amount in amounts.values():
+        total = _nearest(whole, amount)
+        equal = total * amount == whole if kind == "tokens" else equal_flops(total * amount, whole)
+        if not (equal and 1 <= total - untimed <= MAX_TIMED):
+            return False
+    return True

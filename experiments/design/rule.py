@@ -79,6 +79,8 @@ COMPARISON: dict[str, Any] = {
     "and the word is not proved beside that",
     "reruns": "no word where an arm's own run ended an attempt, guards and machine ended two more of one arm's, or "
     "others' load ended more of one arm's than chance explains (sign test, 5 %)",
+    "lost_trials": "no same of a time, and no proof of not_worse_by, that does not hold if the trials of attempts that "
+    "ended early, except by others' load, were twice as slow as the slowest",
     "exact_requirement": "a failed one rejects whatever the speed does",
     "adoption": "better, and an estimate from the threshold on",
     "missing": "fails, except blocks that others' load spoiled at every attempt, and of six blocks one in which the "
@@ -111,7 +113,7 @@ OTHER_PROGRAM: dict[str, Any] = {
 """Addition to the comparison where the arms are commands or recipes of packages."""
 OTHER_TRAINING: dict[str, Any] = {
     "other_training": "no word of a loss where the arms train on other numbers of tokens, unless their model FLOPs are "
-    "equal up to half a step; of a validation loss where its rows or their tokens differ; of a training loss where the "
+    "equal up to 0.1 %; of a validation loss where its rows or their tokens differ; of a training loss where the "
     "rows of a step differ",
 }
 """Addition to both of them."""
@@ -171,7 +173,8 @@ AT_EQUAL_TIME: dict[str, Any] = {
 }
 TO_TARGET: dict[str, Any] = {
     "value": "until the validation loss first is at most the target; d = ln(variant / baseline)",
-    "censored": "no word where a trial does not reach the target, or has reached it at its first validation",
+    "censored": "a trial that does not reach the target, or has reached it at its first validation, counts at its last "
+    "or first validation; no word but a change that is larger without that",
 }
 
 
@@ -223,7 +226,7 @@ def _validated(steps: Steps) -> dict[str, Any]:
 def _comparison(primary: Primary) -> dict[str, Any]:
     without = {"noise", "carry_over"} if primary.over_seeds else set()
     if not primary.timed:
-        without |= {"admission"}
+        without |= {"admission", "lost_trials"}
     texts = EXACT_COMPARISON if primary.exact else COMPARISON
     return {part: text for part, text in texts.items() if part not in without}
 

@@ -14,7 +14,7 @@ import numpy as np
 from ablate.experiments.analysis.comparing import Sample
 from ablate.experiments.analysis.influences import LEVEL, carry_over, node_effects
 from ablate.experiments.analysis.requirements import proved
-from ablate.experiments.analysis.statistics import Array, log_ratio
+from ablate.experiments.analysis.statistics import Array, fit, log_ratio
 from ablate.experiments.design.power import ONE_LOOK, Look, alpha_of, level_shares
 from ablate.experiments.design.spec_values import Difference
 from tests.simulation import draws, noise
@@ -174,10 +174,11 @@ class Stalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Crashes:
-    """Variants whose slow trials crash and are rerun: a loss that no receipt shows."""
+    """Variants whose slow trials crash, or are preempted, and are rerun: a loss that no receipt shows."""
 
     slow: float
     chance: float
+    preempted: bool = False
 
     @property
     def effect_pct(self) -> float:
@@ -186,7 +187,7 @@ class Crashes:
 
     def __call__(self, rng: np.random.Generator, repetitions: int, blocks: int, arms: int) -> Draw:
         """Draw such ablations."""
-        return draws.crashing(rng, repetitions, blocks, arms, chance=self.chance)
+        return draws.crashing(rng, repetitions, blocks, arms, chance=self.chance, preempted=self.preempted)
 
 
 def verdict_rates(
@@ -307,6 +308,19 @@ def losses_passed(noise: str, *, seeds: int, bound: float, change: float, repeti
 def _passes(shares: Array, bound: Difference) -> bool:
     sample = Sample(differences=tuple(shares.tolist()), places=(0,) * len(shares), baseline=_LOSS)
     return proved(sample, bound, "lower", alpha_of(1), metric="loss_val")[0] is True
+
+
+FALL = 0.1
+"""Percent by which a loss falls with one percent more model FLOPs, as in a power law of this exponent."""
+LOSS_SD = 0.003
+"""Standard deviation of the differences of seeds, as a share of the loss."""
+
+
+def wrong_of_unequal_flops(apart: float, *, seeds: int, repetitions: int) -> Rate:
+    """Return how often two equal models differ, almost without a margin, if one had `apart` more FLOPs (a share)."""
+    rng = np.random.default_rng([seeds, round(1e6 * apart)])
+    shares = rng.normal(-FALL * apart, LOSS_SD, (repetitions, seeds))
+    return rate(fit(shares, np.zeros(seeds)).p_different() <= alpha_of(1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,16 +49,18 @@ def stalling(
     return _clean(seconds, places, calibration(rng, repetitions))
 
 
-def crashing(rng: np.random.Generator, repetitions: int, blocks: int, arms: int, *, chance: float) -> Draw:
-    """Return ablations whose variants have slow trials with this `chance`, all of which crash.
+def crashing(
+    rng: np.random.Generator, repetitions: int, blocks: int, arms: int, *, chance: float, preempted: bool = False
+) -> Draw:
+    """Return ablations whose variants have slow trials with this `chance`, all of which crash or are `preempted`.
 
-    A crashed trial is rerun until it does not crash, so no slow trial is measured. The rerun is recorded.
+    Such a trial is rerun until it ends, so no slow trial is measured. The rerun is recorded.
     """
     places = places_of(repetitions, blocks, arms)
-    crashed = np.zeros((repetitions, arms), dtype=np.bool_)
-    crashed[:, 1:] = (rng.random((repetitions, blocks, arms - 1)) < chance).any(axis=1)
-    aa = calibration(rng, repetitions)
-    return Draw(seconds=steps_of(rng, normal(rng, places)), places=places, rerun=crashed, aa=aa)
+    ended = np.zeros((repetitions, arms), dtype=np.int_)
+    ended[:, 1:] = np.count_nonzero(rng.random((repetitions, blocks, arms - 1)) < chance, axis=1)
+    draw = _clean(steps_of(rng, normal(rng, places)), places, calibration(rng, repetitions))
+    return replace(draw, cut=ended) if preempted else replace(draw, rerun=ended > 0)
 
 
 def true_effect_of_stalls(*, stalls: float, faster: float) -> float:

@@ -10,6 +10,7 @@ from ablate.experiments.analysis.sizing import LOOKS as LOOKS_OF_AUTO
 from ablate.experiments.analysis.sizing import PASSES, looks_up_to
 from ablate.experiments.analysis.statistics import log_ratio, percent
 from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
+from ablate.experiments.design.comparability import MOST_APART
 from ablate.experiments.design.power import (
     PLANNED_POWER,
     Look,
@@ -18,6 +19,7 @@ from ablate.experiments.design.power import (
     blocks_to_detect,
     detectable_per_sd,
 )
+from ablate.experiments.outcomes import VerdictWord
 from tests.simulation import draws, traps
 from tests.simulation.cases import (
     ASKINGS,
@@ -48,11 +50,13 @@ from tests.simulation.cases import (
     windows_in_parts,
     with_looks,
     with_slow_mode,
+    wrong_of_unequal_flops,
 )
 from tests.simulation.dependence import SOURCES, dependent
 from tests.simulation.noise import SD
 from tests.simulation.rates import Rate, rate
 from tests.simulation.sessions import PROPOSALS, levels_without_keep, mixed, nulls, planted, sessions
+from tests.simulation.targets import RULES, Arms, word_rates
 from tests.simulation.words import NOW, OLD
 
 _HIDDEN = 0.2
@@ -73,9 +77,11 @@ def tables(repetitions: int) -> Iterator[str]:
     yield _auto_table(repetitions)
     yield _looks_table(repetitions)
     yield _words_table(repetitions)
+    yield targets_table(repetitions)
     yield _traps_table(repetitions)
     yield _bootstrap_table(repetitions)
     yield _losses_table(repetitions)
+    yield _flops_table(repetitions)
     yield _adoption_table(repetitions)
     yield _events_table(repetitions)
     yield _notes_table(repetitions)
@@ -191,6 +197,8 @@ def _words_table(repetitions: int) -> str:
         "2 of 25 steps stall, the others 1.5 % faster": Stalls(stalls=2, faster=0.015),
         _HIDDEN_NAME: _hidden_stalls(),
         "slow trials (5 % slower, three in ten) crash and are rerun": Crashes(slow=0.05, chance=0.3),
+        "slow trials (5 % slower, one in ten) are preempted": Crashes(slow=0.05, chance=0.1, preempted=True),
+        "one trial in fifty is preempted, and none is slow": Crashes(slow=0.0, chance=0.02, preempted=True),
     }
     rows = []
     for name, case in cases.items():
@@ -201,6 +209,23 @@ def _words_table(repetitions: int) -> str:
             rows.append((name, f"{case.effect_pct:+.1f} %", blocks, *words))
     heads = ("variant", "true effect", "blocks", "better", "same", "worse", "stalls differ", "withheld")
     return _table("Stalls and crashes of one variant", heads, rows)
+
+
+def targets_table(repetitions: int) -> str:
+    """Return the table of runs that never reach their target, beside two other rules."""
+    cases = {
+        "one in ten of the variant's never arrives, the others need 10 % less": Arms(change=-0.1, never=(0.1, 0.0)),
+        "one in ten of both arms' never arrives, nothing differs": Arms(never=(0.1, 0.1)),
+        "one in ten of the baseline's never arrives, the variant needs 10 % less": Arms(change=-0.1, never=(0.0, 0.1)),
+        "none of the baseline's arrives": Arms(never=(0.0, 1.0)),
+    }
+    rows = []
+    for name, arms in cases.items():
+        for seeds in (6, 8, 12, 24):
+            rates = [word_rates(arms, seeds=seeds, repetitions=repetitions, rule=rule) for rule in RULES]
+            rows.append((name, seeds, *(one[VerdictWord.BETTER] for one in rates), rates[0][VerdictWord.WORSE]))
+    heads = ("runs", "seeds", "better", "better, was", "better, such seeds left out", "worse")
+    return _table("Tokens to a target loss", heads, rows)
 
 
 def _traps_table(repetitions: int) -> str:
@@ -256,6 +281,14 @@ def _losses_table(repetitions: int) -> str:
     heads = ("differences of seeds", "seeds", "passes, truly worse by the bound", "passes without a change, bound 1 sd",
              "the same, bound 2 sd")  # fmt: skip
     return _table("Losses that must be no worse", heads, rows)
+
+
+def _flops_table(repetitions: int) -> str:
+    rows = [
+        (seeds, *(wrong_of_unequal_flops(apart, seeds=seeds, repetitions=repetitions) for apart in (MOST_APART, 0.01)))
+        for seeds in (6, 12, 24)
+    ]
+    return _table("Losses of equal models after `equal: flops`", ("seeds", "0.1 % more", "1 % more, was"), rows)
 
 
 def _adoption_table(repetitions: int) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ablate.experiments.design.comparability import MOST_APART
 from ablate.experiments.design.power import ALPHA, alpha_of, blocks_for_events
 from tests.simulation.cases import (
     MARGIN_PCT,
@@ -25,9 +26,11 @@ from tests.simulation.cases import (
     verdict_rates,
     with_looks,
     with_slow_mode,
+    wrong_of_unequal_flops,
 )
 from tests.simulation.rates import Rate, rate
 from tests.simulation.table import planned_looks
+from tests.simulation.words import NOW, OLD
 
 REPETITIONS = 750
 SKEWED = "heavy skew in the variants only"
@@ -118,6 +121,16 @@ def test_crashes_that_were_run_again_give_no_verdict() -> None:
     assert rates["withheld"].value > 0.5
 
 
+@pytest.mark.parametrize(("blocks", "before"), [(6, 0.2), (10, 0.5), (20, 0.8)])
+def test_same_is_wrong_only_where_no_slow_trial_was_preempted(blocks: int, before: float) -> None:
+    """One trial in ten of the variant is 5 % slower, so the arms differ by the margin, and all of these are cut."""
+    case = Crashes(slow=0.05, chance=0.1, preempted=True)
+    now, was = (verdict_rates(case, blocks=blocks, repetitions=REPETITIONS, rule=rule) for rule in (NOW, OLD))
+    assert case.effect_pct == pytest.approx(-MARGIN_PCT, abs=0.01)
+    assert is_at_least(was["same"], before)
+    assert is_at_most(now["same"], 0.9**blocks)
+
+
 def test_twenty_askings_of_a_question_stay_at_one_error() -> None:
     assert is_at_most(asked_again(noisy("normal"), blocks=6, repetitions=REPETITIONS), ALPHA / 2)
 
@@ -136,6 +149,13 @@ def test_a_loss_that_is_worse_by_its_bound_passes_as_rarely_as_the_level_says(se
     assert is_at_most(losses_passed("normal", seeds=seeds, bound=1, change=1, repetitions=REPETITIONS), 0.04)
     unchanged = losses_passed("normal", seeds=seeds, bound=2, change=0, repetitions=REPETITIONS)
     assert unchanged.value > (0.5 if seeds == 4 else 0.8)
+
+
+@pytest.mark.parametrize("seeds", [6, 12, 24])
+def test_flops_that_count_as_equal_make_no_difference_of_losses(seeds: int) -> None:
+    now, was = (wrong_of_unequal_flops(apart, seeds=seeds, repetitions=4000) for apart in (MOST_APART, 0.01))
+    assert is_at_most(now, ALPHA)
+    assert seeds == 6 or not is_at_most(was, 0.1)
 
 
 @pytest.mark.parametrize("blocks", [6, 20])

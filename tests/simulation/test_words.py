@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -33,6 +34,7 @@ CASES: dict[str, Drawing] = {
     **{name: noisy(name) for name in NOISES},
     "stalls": Stalls(stalls=1.0, faster=0.02),
     "crashes": Crashes(slow=0.05, chance=0.1),
+    "preempted": Crashes(slow=0.05, chance=0.05, preempted=True),
 }
 
 
@@ -85,18 +87,20 @@ def timed(plan: Plan, seconds: Any) -> tuple[Step, ...]:
 
 
 def attempts_of(draw: Draw, repetition: int, plan: Plan) -> tuple[AttemptRecord, ...]:
+    cut = np.zeros_like(draw.rerun) if draw.cut is None else draw.cut
     return tuple(
         AttemptRecord(
             block_index=0,
             number=1,
-            failure_class=FailureClass.INFRA_NODE,
+            failure_class=failure,
             arm=arm.name,
             message="gone",
             node="n",
-            vanished=True,
+            vanished=failure is FailureClass.INFRA_NODE,
         )
-        for arm, again in zip(plan.arms, draw.rerun[repetition], strict=True)
-        if again
+        for failure, numbers in ((FailureClass.INFRA_NODE, draw.rerun), (FailureClass.PREEMPTED, cut))
+        for arm, number in zip(plan.arms, numbers[repetition], strict=True)
+        for _ in range(int(number))
     )
 
 
@@ -134,7 +138,7 @@ def test_arrays_and_receipts_say_the_same(case: str, blocks: int, variants: int)
     drawn = CASES[case](np.random.default_rng(blocks), repetitions, blocks, variants + 1)
     seconds = drawn.seconds.copy()
     seconds[:, :, 1:] *= np.exp(-effect)[:, None]
-    draw = Draw(seconds=seconds, places=drawn.places, rerun=drawn.rerun, aa=drawn.aa)
+    draw = replace(drawn, seconds=seconds)
     words = words_of(windows_of(draw), alpha=alpha_of(1), margin_pct=0.5, effects=np.zeros(variants))
     for repetition in range(repetitions):
         spec, plan = planned(blocks, variants, repetition)

@@ -55,6 +55,8 @@ class Windows:
     """Whether the arms' spreads differ, and the noisier one may have a tail to one side."""
     rerun: Flags
     """(repetitions, variants)."""
+    lost: NDArray[np.int_]
+    """(repetitions, variants): trials of the variant or the baseline that were cut short."""
     dependence: Array
     """(repetitions,): autocorrelation in each ablation's A/A blocks, as the judge takes it."""
     after: Array
@@ -103,6 +105,7 @@ def windows_of(draw: Draw) -> Windows:
         places=_paired(draw.places),
         more_outliers=_paired(outliers.astype(np.float64)).astype(np.int64),
         rerun=draw.rerun[:, 1:] | draw.rerun[:, :1],
+        lost=np.zeros(d.shape[:2], dtype=np.int_) if draw.cut is None else draw.cut[:, 1:] + draw.cut[:, :1],
         dependence=np.zeros(len(d)) if draw.aa is None else dependence_in(draw.aa),
         after=_after(draw.places),
         aa_sd=np.full(len(d), np.inf) if draw.aa is None else draw.aa.std(axis=1, ddof=1),
@@ -113,7 +116,7 @@ def windows_of(draw: Draw) -> Windows:
 
 def _without_control(windows: Windows) -> Windows:
     """Leave out the last arm, which is neither judged nor corrected for."""
-    of_variants = ("d", "sums", "by_median", "places", "more_outliers", "uneven", "rerun", "after")
+    of_variants = ("d", "sums", "by_median", "places", "more_outliers", "uneven", "rerun", "lost", "after")
     return replace(windows, **{name: getattr(windows, name)[:, :-1] for name in of_variants})
 
 
@@ -165,6 +168,7 @@ def first_blocks(windows: Windows, blocks: int) -> Windows:
         places=windows.places[..., :blocks],
         more_outliers=windows.more_outliers[..., :blocks],
         rerun=windows.rerun,
+        lost=windows.lost,
         dependence=windows.dependence,
         after=windows.after[..., :blocks],
         aa_sd=windows.aa_sd,
@@ -180,10 +184,12 @@ class Rule:
     """Whether stalls withheld every word, also one that the medians give."""
     by_estimate: bool = False
     """Whether a proved difference is better or worse as soon as the estimate is beyond the margin."""
+    forgets_lost: bool = False
+    """Whether trials that were cut short never take the word same."""
 
 
 NOW = Rule()
-OLD = Rule(stalls_veto=True, by_estimate=True)
+OLD = Rule(stalls_veto=True, by_estimate=True, forgets_lost=True)
 """The rule of verdicts until November 2026, beside which the tables show the present one."""
 
 
@@ -214,6 +220,8 @@ def words_of(
     spreads = windows.uneven & ~is_clear(windows.d, windows.sums, mean)
     carried = _carried_over(windows, effects, level, (low, high), same)
     free = ~stalls & ~spreads & ~windows.rerun & ~_far_noisier(plain, windows) & ~carried
+    if not rule.forgets_lost:
+        free &= ~(same & _not_same_with_lost(windows, effects, level, (low, high)))
     return Words(
         better=changed & (mean > 0) & free,
         worse=changed & (mean < 0) & free,
@@ -244,6 +252,20 @@ def _carried_over(windows: Windows, effects: Array, level: Array, margin: tuple[
     changed = (mean + reach < margin[0]) | (mean - reach > margin[1])
     alike = special.stdtr(freedom, -np.minimum(mean - margin[0], margin[1] - mean) / error) <= level
     return np.asarray(whole & acts & ~np.where(same, alike, changed), dtype=np.bool_)
+
+
+def _not_same_with_lost(windows: Windows, effects: Array, level: Array, margin: tuple[float, float]) -> Flags:
+    """Return whether sameness is not proved if the lost trials were twice as slow as the slowest."""
+    d, factor = windows.d + effects[..., None], _widening(windows)
+    flags = np.zeros(windows.lost.shape, dtype=np.bool_)
+    for at in zip(*np.nonzero(windows.lost), strict=True):
+        more = np.zeros(windows.lost[at])
+        fits = [
+            fit([*d[at], *(more + one)], [*windows.places[at], *more]).widened(factor[at])
+            for one in (d[at].min() - np.log(2), d[at].max() + np.log(2))
+        ]
+        flags[at] = max(float(one.p_same(*margin)) for one in fits) > level
+    return flags
 
 
 def _far_noisier(fitted: Fit, windows: Windows) -> Flags:

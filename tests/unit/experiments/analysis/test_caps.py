@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -202,6 +202,81 @@ def test_a_worker_that_vanished_between_trials_takes_the_verdicts_of_all_arms() 
 def test_guard_hits_count_when_they_may_have_hit_one_arm_more(arms: list[str | None], verdict: VerdictWord) -> None:
     hits = [attempt(FailureClass.INVALID_MEASUREMENT, arm, block) for block, arm in enumerate(arms)]
     assert after(*hits).verdict is verdict
+
+
+CUT = [FailureClass.PREEMPTED, FailureClass.INFRA_CONTROL, FailureClass.INVALID_MEASUREMENT]
+
+
+def equal_after(failure: FailureClass, arm: str | None) -> VariantVerdict:
+    return judged(EQUAL, CALIBRATED.model_copy(update={"attempts": (attempt(failure, arm),)}))
+
+
+@pytest.mark.parametrize("failure", CUT)
+@pytest.mark.parametrize("arm", ["psiv-on", "baseline", None])
+def test_a_trial_that_was_cut_short_takes_the_word_same(failure: FailureClass, arm: str | None) -> None:
+    variant = equal_after(failure, arm)
+    assert (variant.verdict, variant.measured, variant.cause) == (
+        VerdictWord.INCONCLUSIVE,
+        VerdictWord.SAME,
+        Cause.RERUNS,
+    )
+    assert f"1 attempt at its or the baseline's trials ended early (block 2, {failure}: it ended)" in variant.reason
+    assert after(attempt(failure, arm)).verdict is VerdictWord.BETTER
+
+
+@pytest.mark.parametrize(("failure", "arm"), [*((one, "chunk-32") for one in CUT), (FailureClass.DISTURBED, "psiv-on")])
+def test_others_trials_and_others_load_leave_the_word_same(failure: FailureClass, arm: str) -> None:
+    assert equal_after(failure, arm).verdict is VerdictWord.SAME
+
+
+@given(st.integers(6, 30), st.integers(0, 3), st.sampled_from([0.5, 5.0, 20.0, 50.0, 80.0]))
+@settings(max_examples=40)
+def test_same_holds_with_the_lost_trials_twice_as_slow_as_the_slowest(blocks: int, lost: int, margin: float) -> None:
+    spec = make_spec(
+        design__blocks={"count": blocks}, verdict__primary={"metric": "tokens_per_s", "margin": f"{margin:g}%"}
+    )
+    plan = make_plan(spec)
+    receipts = make_receipts(plan, sd=0.001, seed=blocks)
+    cut = tuple(attempt(FailureClass.PREEMPTED, None, block) for block in range(lost))
+    variant = judge(plan, spec, receipts, CALIBRATED.model_copy(update={"attempts": cut})).variants[0]
+    trials = {(one.ids.block_index, one.arm): one for one in receipts}
+    pairs = [(trials[block, "psiv-on"], trials[block, "baseline"]) for block in range(blocks)]
+    d = [math.log(own.summary.tokens_per_s / base.summary.tokens_per_s) for own, base in pairs]  # type: ignore[union-attr]
+    x = [own.ids.position - base.ids.position for own, base in pairs]
+    proved = []
+    for worst in (min(d) - math.log(2), max(d) + math.log(2)):
+        line = stats.linregress([*x, *[0] * lost], [*d, *[worst] * lost])
+        reach = stats.t.ppf(1 - alpha_of(1) / 2, blocks + lost - 2) * line.intercept_stderr
+        ends = line.intercept - reach, line.intercept + reach
+        proved.append(math.log1p(-margin / 100) <= ends[0] and ends[1] <= math.log1p(margin / 100))
+    assert variant.measured is VerdictWord.SAME
+    assert (variant.verdict is VerdictWord.SAME) is all(proved)
+
+
+@pytest.mark.parametrize("metric", ["tokens_per_s", "loss_val"])
+@pytest.mark.parametrize("failure", [FailureClass.PREEMPTED, FailureClass.DISTURBED])
+def test_a_requirement_of_a_speed_is_not_proved_beside_a_trial_that_was_cut_short(
+    metric: str, failure: FailureClass
+) -> None:
+    spec = make_spec(
+        design__blocks={"count": 8},
+        design__seeds=8,
+        workload__steps={"warmup": 1, "timed": 25, "val_rows": 2},
+        verdict__primary={"metric": "loss_val" if metric == "tokens_per_s" else "tokens_per_s", "margin": "1%"},
+        verdict__require=[{"metric": metric, "not_worse_by": "1%"}],
+    )
+    plan = make_plan(spec)
+    cut = CALIBRATED.model_copy(update={"attempts": (attempt(failure, "psiv-on"),)})
+    losses = np.random.default_rng(1).normal(7.5, 0.001, (8, 3))
+    receipts = [
+        make_receipt(plan, block, arm, loss_val=float(losses[block, place]), tokens_per_s=5000.0 + place + block % 3)
+        for block in range(8)
+        for place, arm in enumerate(("baseline", "psiv-on", "chunk-32"))
+    ]
+    (result,) = judge(plan, spec, receipts, cut).variants[0].requirements
+    lost = metric == "tokens_per_s" and failure is FailureClass.PREEMPTED
+    assert (result.passed, result.undecided) == (not lost, lost), result.detail
+    assert ("if a trial that ended early took twice" in result.detail) is lost
 
 
 @given(st.lists(st.sampled_from(["psiv-on", "baseline", "chunk-32", None]), max_size=40))

@@ -114,7 +114,7 @@ def _alike(metric: str, own: BuiltInArm, base: BuiltInArm, *, required: bool) ->
     if metric in LOSSES:
         trained = [tokens[n] * totals[n] for n in (0, 1)]
         apart = abs(flops[0] * totals[0] - flops[1] * totals[1])
-        equal = trained[0] == trained[1] or apart <= flops[0] / 2
+        equal = trained[0] == trained[1] or 1000 * apart <= flops[1] * totals[1]
         data = [{**asdict(c.data), "vocab_size": c.model.vocab_size, "rows": c.micro_batch} for c in (own, base)]
         if metric == "loss_val":
             data = [{**one, "rows": 0, "seq_len": 0, "val_seq_len": 0, "documents": ""} for one in data]
