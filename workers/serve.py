@@ -104,14 +104,10 @@ def _work(
     secret_values = read_secrets(settings.secrets_path) if settings.secrets_path else {}
     test_lanes = partial(_offered_lanes, node, runner.server, settings, secret_values)
     health = _health(settings, node, proof, test_lanes(anew=False))
+    stopping.ended()
     api = _until(lambda: service_api(settings), wake_event, stopping)
     service_node = ServiceNode(
-        api,
-        node,
-        health,
-        public_key=signer.key,
-        test_lanes=partial(test_lanes, anew=True),
-        left_s=lambda: stopping.left_s,
+        api, node, health, public_key=signer.key, test_lanes=partial(test_lanes, anew=True), left_s=stopping.left_s
     )
     registered = _until(service_node.register, wake_event, stopping)
     context = NodeContext(

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from sqlalchemy import select
+
 from ablate.experiments.outcomes import ExitCode
 from ablate.model.config import StepsConfig
+from ablate.service.store.tables import attempts
 from ablate.workers.processes.wake_event import ENDING
 from tests.api_stack import WORKER, Api, served_api
 from tests.integration.worker_service import Service, block, built_in_arm, corpus, processes_of, worker
@@ -45,23 +48,24 @@ def _states(api: Api, made: dict[str, Any]) -> list[str]:
 
 def _run_to_its_end(api: Api, home: Path, *options: str) -> str:
     """Run `ablate worker up` with options until it ends by itself with exit code 0; return its last words."""
-    url = str(api.client.base_url).rstrip("/")
+    url, log = str(api.client.base_url).rstrip("/"), home.with_suffix(".log")
+    earlier = len(log.read_text()) if log.exists() else 0
     with worker(home, url, command=[*UP, *options], ABLATE_WORKER_TOKEN=WORKER) as process:
-        assert process.wait(LIMIT_S) == 0, home.with_suffix(".log").read_text()
+        assert process.wait(LIMIT_S) == 0, log.read_text()
     until(lambda: not processes_of(home))
-    return " ".join(home.with_suffix(".log").read_text().split())
+    return " ".join(log.read_text()[earlier:].split())
 
 
 def test_a_worker_leaves_what_does_not_fit_and_ends_idle_and_a_patient_one_takes_it(tmp_path: Path) -> None:
     with served_api("sqlite", tmp_path) as api:
         made = _submit(api, tmp_path / "corpus")
-        text = _run_to_its_end(api, tmp_path / "short", "--until", "1h", "--exit-when-idle", "1s")
+        text = _run_to_its_end(api, tmp_path / "node", "--until", "1h", "--exit-when-idle", "1s")
         assert "this worker ends: there was no work for 1 s" in text
         assert _states(api, made) == ["queued"] * 3, "the limit of a first block is longer than an hour"
-        text = _run_to_its_end(api, tmp_path / "patient", "--max-blocks", "1")
+        text = _run_to_its_end(api, tmp_path / "node", "--max-blocks", "1")
         assert "this worker ends: it has reported 1 block" in text
         assert _states(api, made) == ["done", "queued", "queued"]
-        text = _run_to_its_end(api, tmp_path / "again", "--until", "1h", "--max-blocks", "2")
+        text = _run_to_its_end(api, tmp_path / "node", "--until", "1h", "--max-blocks", "2")
         assert "this worker ends: it has reported 2 blocks" in text
         assert _states(api, made) == ["done"] * 3, "now the time of a block is known"
 
@@ -74,11 +78,10 @@ def test_an_early_signal_lets_the_block_finish_and_the_next_worker_repeats_nothi
             process.send_signal(signal.SIGUSR1)
             assert process.wait(LIMIT_S) == 0
         assert _states(api, made) == ["done", "queued", "queued"]
-        _run_to_its_end(api, tmp_path / "two", "--max-blocks", "2")
-        attempts = [data for name, data in api.events(made["id"]) if name == "attempt.state"]
-        assert _states(api, made) == ["done"] * 3
-        assert [data["to"] for data in attempts].count("done") == 3
-        assert {data["to"] for data in attempts} <= {"running", "done"}, "no attempt was in vain"
+        _run_to_its_end(api, tmp_path / "one", "--max-blocks", "2")
+        with api.store.read() as connection:
+            ended = connection.execute(select(attempts.c.state)).scalars().all()
+        assert ended == ["done"] * 3, "no attempt was in vain"
 
 
 def test_a_block_that_would_take_longer_than_the_drain_time_is_given_back_at_once(
@@ -114,7 +117,8 @@ def test_the_end_of_its_time_gives_a_running_block_back(tmp_path: Path, service:
     with worker(tmp_path, f"http://127.0.0.1:{service.port}", ABLATE_UNTIL="20s") as process:
         service.blocks.append(block([built_in_arm(corpus(tmp_path / "corpus"), steps=_ENDLESS)], attempt="late"))
         assert process.wait(LIMIT_S) == 0
-    assert [body["failure_class"] for body in service.bodies(":release")] == ["preempted"][: len(service.calls)]
+    given_back = [body["failure_class"] for body in service.bodies(":release")]
+    assert given_back == ([] if service.blocks else ["preempted"]), "a slow machine may never have claimed it"
     left = [body["left_s"] for body in service.bodies(":claim")]
     assert left == sorted(left, reverse=True)
     assert all(0 < one <= 20 for one in left)

@@ -164,12 +164,13 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until this worker has to end. Raises SoftwareChanged, after which a new worker has to start."""
+        self._stopping.ended()
         while (reason := self._end_reason()) is None:
             self._check_software()
             sent_at = boot_time_s()
             block = self._next()
             if block is None:
-                self._link.wake_event.wait(min(self._link.poll_s, self._stopping.left_s))
+                self._link.wake_event.wait(min(self._link.poll_s, self._stopping.left_s()))
                 continue
             self._context.paths.clean(keep=self._link.keep_attempts - 1, most_bytes=KEEP_BYTES)
             with requested_by(block.request_id):

@@ -22,7 +22,7 @@ from ablate.workers.paths import MOST_OUTPUT, SharedMemory, Usage, remove_tree, 
 from ablate.workers.processes.forkserver import ForkServer
 from ablate.workers.processes.guardian import Guardian, end_trial
 from ablate.workers.processes.wake_event import STOP_SIGNALS, StopFlag, WakeEvent
-from ablate.workers.trials.failures import TOO_LATE, kernel_oom_kills
+from ablate.workers.trials.failures import FORKSERVER_LOST, TOO_LATE, kernel_oom_kills
 from ablate.workers.trials.result import TrialOrder
 
 _log = logging.getLogger(__name__)
@@ -237,7 +237,8 @@ class TrialRunner:
 
     def _died_with_us(self, exit_code: int) -> StopReason | None:
         """Return PREEMPTED if the signal that tells this worker to stop went to the trial, too, as from a cluster."""
-        return StopReason.PREEMPTED if -exit_code in STOP_SIGNALS and self.is_told() else None
+        killed = -exit_code in STOP_SIGNALS or exit_code == FORKSERVER_LOST
+        return StopReason.PREEMPTED if killed and self.is_told() else None
 
     def _output_of(self, trial: RunningTrial) -> _Output:
         return _Output(trial.order.paths.folder, self._most_output, trial.memory)

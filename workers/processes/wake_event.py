@@ -94,12 +94,11 @@ class StopFlag:
             self._drop_if_too_long()
 
     def ended(self) -> None:
-        """Note that no block runs."""
+        """Note that no block runs from now on."""
         self._idle_since, self._block_ends_at = time.monotonic(), -math.inf
 
-    @property
     def left_s(self) -> float:
-        """Seconds until this program ends by itself."""
+        """Return the seconds until this program ends by itself."""
         return max(0.0, self._ends_at - time.monotonic())
 
     @property
@@ -107,7 +106,7 @@ class StopFlag:
         """Why this program must begin nothing new; None while it may."""
         if self.is_told:
             return "it was told to stop"
-        if not self.left_s:
+        if not self.left_s():
             return "its time is over"
         if time.monotonic() - self._idle_since >= self._idle_s:
             return f"there was no work for {self._idle_s:g} s"

@@ -94,4 +94,4 @@ def test_any_order_of_signals_and_blocks_follows_the_rules(
             rules.note()
             assert flag() is rules.must_end(clock.now)
             assert flag.now() is rules.must_drop(clock.now)
-            assert flag.left_s == max(0.0, rules.over_at - clock.now)
+            assert flag.left_s() == max(0.0, rules.over_at - clock.now)
