@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from sqlalchemy import select
 
 from ablate.experiments.outcomes import ExitCode
