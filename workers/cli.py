@@ -30,8 +30,10 @@ app = typer.Typer(name="worker", help="Run and examine a worker on this machine.
 
 @app.command()
 def up(
-    exit_when_idle: Annotated[str, typer.Option(help="End when there was no block for this long, such as 10m.")] = "",
-    until: Annotated[str, typer.Option(help="End at this ISO time, or after this duration, such as 8h.")] = "",
+    exit_when_idle: Annotated[
+        str | None, typer.Option(help="End when there was no block for this long, such as 10m.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="End at this ISO time, or after this duration, such as 8h.")] = None,
     max_blocks: Annotated[int | None, typer.Option(help="End after so many reported blocks.")] = None,
 ) -> None:
     """Run a worker in the foreground until Ctrl-C, SIGTERM or SIGUSR1.

@@ -130,6 +130,6 @@ def trial_processes(default: int) -> int:
 
 
 def replace_settings(**values: object) -> None:
-    """Let values that are neither None nor empty replace the settings of their names, for this process from now on."""
-    chosen = {name: value for name, value in values.items() if value not in (None, "")}
+    """Let values other than None replace the settings of their names, for this process from now on."""
+    chosen = {name: value for name, value in values.items() if value is not None}
     os.environ.update({f"ABLATE_{name.upper()}": str(value) for name, value in chosen.items()})

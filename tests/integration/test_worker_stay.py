@@ -144,8 +144,10 @@ def test_a_worker_without_a_service_ends_idle_and_one_whose_time_has_passed_at_o
     assert "this worker ends: its time is over" in (tmp_path / "late" / "worker.log").read_text()
 
 
-def test_a_wrong_option_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
-    with worker(tmp_path / "w", "http://127.0.0.1:9", command=[*UP, "--until", "teatime"]) as process:
+@pytest.mark.parametrize("value", ["teatime", ""])
+def test_a_wrong_option_is_refused_with_what_is_allowed(tmp_path: Path, value: str) -> None:
+    """A variable of a job script may be empty."""
+    with worker(tmp_path / "w", "http://127.0.0.1:9", command=[*UP, "--until", value]) as process:
         assert process.wait(LIMIT_S) == ExitCode.ERROR
     text = " ".join((tmp_path / "w.log").read_text().split())
-    assert "ABLATE_UNTIL: is 'teatime'; allowed: a time such as 2026-11-29T20:00" in text
+    assert f"ABLATE_UNTIL: is '{value}'; allowed: a time such as 2026-11-29T20:00" in text
