@@ -19,6 +19,7 @@ from ablate.experiments.outcomes import ExitCode
 from ablate.experiments.system.processes import OWN_PYTHON
 from ablate.experiments.system.setting_values import checked_secret, read_secret
 from ablate.workers.doctor import DoctorCheck, examine
+from ablate.workers.environment_variables import replace_settings
 from ablate.workers.errors import SettingsError, WorkerError
 from ablate.workers.install import Installation, find_account
 from ablate.workers.node import KEY_FILE, node_signer
@@ -28,8 +29,18 @@ app = typer.Typer(name="worker", help="Run and examine a worker on this machine.
 
 
 @app.command()
-def up() -> None:
-    """Run a worker in the foreground until Ctrl-C or SIGTERM."""
+def up(
+    exit_when_idle: Annotated[
+        str | None, typer.Option(help="End when there was no block for this long, such as 10m.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="End at this ISO time, or after this duration, such as 8h.")] = None,
+    max_blocks: Annotated[int | None, typer.Option(help="End after so many reported blocks.")] = None,
+) -> None:
+    """Run a worker in the foreground until Ctrl-C, SIGTERM or SIGUSR1.
+
+    The options replace ABLATE_EXIT_WHEN_IDLE, ABLATE_UNTIL and ABLATE_MAX_BLOCKS.
+    """
+    replace_settings(exit_when_idle=exit_when_idle, until=until, max_blocks=max_blocks)
     command = [*OWN_PYTHON, "-m", "ablate.workers.app"]
     os.execv(sys.executable, command)  # noqa: S606 - the fork server needs a main module that costs nothing to import
 

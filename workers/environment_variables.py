@@ -127,3 +127,9 @@ def trial_processes(default: int) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**22):
         raise ValueError(f"{TRIAL_PROCESSES} is {text!r}; allowed: 1 to {2**22 - 1}, such as 4096")
     return int(text)
+
+
+def replace_settings(**values: object) -> None:
+    """Let values other than None replace the settings of their names, for this process from now on."""
+    chosen = {name: value for name, value in values.items() if value is not None}
+    os.environ.update({f"ABLATE_{name.upper()}": str(value) for name, value in chosen.items()})

@@ -1,6 +1,7 @@
 """The life of a worker: find the devices, start the fork server, register, serve, and end cleanly."""
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -69,7 +70,9 @@ def serve() -> int:
 
 def _serve(settings: Settings, console: Console) -> None:
     wake_event = WakeEvent(settings.home_dir / "alive")
-    stopping = StopFlag(wake_event, drain_s=settings.drain_s)
+    stopping = StopFlag(
+        wake_event, drain_s=settings.drain_s, lasts_s=settings.lasts_s, idle_s=settings.exit_when_idle or math.inf
+    )
     stopping.install()
     node = find_node(settings.node_name, settings.node_class)
     console.print(node.table())
@@ -79,7 +82,7 @@ def _serve(settings: Settings, console: Console) -> None:
         with start_processes(
             wake_event,
             grace_s=settings.grace_s,
-            preempted=stopping.now,
+            stopping=stopping,
             most_output=replace(
                 MOST_OUTPUT, bytes=int(settings.trial_disk_gib * GIB), processes=settings.trial_processes
             ),
@@ -101,8 +104,11 @@ def _work(
     secret_values = read_secrets(settings.secrets_path) if settings.secrets_path else {}
     test_lanes = partial(_offered_lanes, node, runner.server, settings, secret_values)
     health = _health(settings, node, proof, test_lanes(anew=False))
+    stopping.ended()
     api = _until(lambda: service_api(settings), wake_event, stopping)
-    service_node = ServiceNode(api, node, health, public_key=signer.key, test_lanes=partial(test_lanes, anew=True))
+    service_node = ServiceNode(
+        api, node, health, public_key=signer.key, test_lanes=partial(test_lanes, anew=True), left_s=stopping.left_s
+    )
     registered = _until(service_node.register, wake_event, stopping)
     context = NodeContext(
         node=node,
@@ -129,6 +135,7 @@ def _work(
         wake_event=wake_event,
         poll_s=poll_s,
         keep_attempts=settings.keep_attempts,
+        most_blocks=settings.max_blocks,
     )
     listener = WakeListener(settings.broker, node.node_class.name, wake_event, poll_s=poll_s)
     listener.start()
@@ -190,7 +197,7 @@ def _with_commands(
     return {**results, **dict.fromkeys(lanes, refusal), **recipes, **broken, **offered}
 
 
-def _until(call: Callable[[], _T], wake_event: WakeEvent, stopping: Callable[[], bool]) -> _T:
+def _until(call: Callable[[], _T], wake_event: WakeEvent, stopping: StopFlag) -> _T:
     """Call until there is an answer: the service, or the file with its key, may appear after this worker.
 
     Raises:
@@ -208,4 +215,5 @@ def _until(call: Callable[[], _T], wake_event: WakeEvent, stopping: Callable[[],
                 _log.info("waiting for the service: %s", error)
         wake_event.wait(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    _log.info("this worker ends: %s", stopping.reason)
     raise StoppedEarly

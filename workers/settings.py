@@ -1,13 +1,17 @@
 """Settings of a worker, from environment variables with the prefix ABLATE_."""
 
+import math
 import re
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, TypeAdapter, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from ablate.experiments.design.spec_values import MOST_LETTERS, NAME_PATTERN
+from ablate.experiments.design.spec_values import MOST_LETTERS, NAME_PATTERN, Seconds
 from ablate.experiments.documents import settings_problems
 from ablate.experiments.ids import own_node_name
 from ablate.experiments.system.logs import LogFormat
@@ -30,6 +34,23 @@ PLACEHOLDERS = frozenset(
     {"changeme", "change-me", "change_me", "secret", "token", "password", "placeholder", "todo", "xxx"}
 )
 """Values that people leave in example files; a worker rejects them as a token."""
+
+
+def _moment(value: object) -> object:
+    """Return the moment in `value`: an ISO time, by default of this machine's zone, or a duration from now."""
+    if not isinstance(value, str):
+        return value
+    with suppress(ValidationError):
+        return datetime.now(UTC) + timedelta(seconds=_SECONDS.validate_python(value))
+    try:
+        return datetime.fromisoformat(value).astimezone()
+    except (ValueError, OverflowError):
+        allowed = "a time such as 2026-11-29T20:00 or 2026-11-29T20:00Z, or a duration of up to 24h, such as 8h or 90m"
+        raise ValueError(f"is {value!r}; allowed: {allowed}") from None
+
+
+_SECONDS: TypeAdapter[int] = TypeAdapter(Seconds)
+Moment = Annotated[datetime, BeforeValidator(_moment)]
 
 
 class Settings(BaseSettings):
@@ -60,7 +81,15 @@ class Settings(BaseSettings):
     grace_s: float = Field(default=5.0, ge=0, le=600)
     """Time between SIGTERM and SIGKILL when a trial is stopped."""
     drain_s: float = Field(default=600.0, ge=0, le=86_400)
-    """Time that a running block has to finish after SIGTERM. Then, or at a second signal, the worker releases it."""
+    """Time that a running block has to finish after SIGTERM or SIGUSR1. The worker releases it then, at a second
+    signal, or at once if it should take longer."""
+    exit_when_idle: Seconds | None = None
+    """The worker ends when it had no block for this long, such as 10m. Default: it stays."""
+    until: Moment | None = None
+    """The worker ends at this time: ISO, or a duration from its start, such as 8h. It claims no block that should take
+    longer, and releases one that runs at this time. Default: it stays."""
+    max_blocks: int | None = Field(default=None, ge=1)
+    """The worker ends after so many reported blocks. Default: it stays."""
     quiet_s: float = Field(default=60.0, ge=0, le=MOST_QUIET_S)
     """Longest wait before a block whose times decide, while other processes take more of the cores than its spec
     allows. After it the block runs in any case, and may be discarded. Later trials do not wait until the cores were
@@ -162,6 +191,11 @@ class Settings(BaseSettings):
         """Files and folders that may contain the data of commands; None for any."""
         roots = self.code_roots
         return None if roots is None else (*roots, *self.corpus_roots, *_folders(self.trial_readable))
+
+    @property
+    def lasts_s(self) -> float:
+        """Seconds until the worker ends by itself."""
+        return math.inf if self.until is None else (self.until - datetime.now(UTC)).total_seconds()
 
     @property
     def python_environments(self) -> dict[str, Path]:

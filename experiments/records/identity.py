@@ -68,6 +68,8 @@ class ClaimedBlock(Frozen):
     rule_digest: str
     request_id: str | None = None
     """Of the request that submitted the ablation; the worker's log lines and calls carry it as well."""
+    expected_s: float | None = None
+    """Mean time of the ablation's finished blocks; None before the first."""
     trials: tuple[ClaimedTrial, ...]
 
 
@@ -126,6 +128,8 @@ class PlannedWork:
     """Broken attempts at blocks of this ablation."""
     request_id: str | None = None
     """Of the request that submitted the ablation."""
+    expected_s: float | None = None
+    """Mean time of the ablation's finished blocks."""
 
 
 def new_block_ids(plan: Plan) -> tuple[BlockIds, ...]:
@@ -160,6 +164,7 @@ def claimed_block(plan: Plan, ids: BlockIds, work: PlannedWork, lease: AttemptLe
         spec_digest=plan.spec_digest,
         rule_digest=plan.rule_digest,
         request_id=work.request_id,
+        expected_s=work.expected_s,
         trials=tuple(
             ClaimedTrial(
                 trial_id=trial_id, position=position, **_of_arm(plan.arm_by_name[arm], seed=block.seed, work=work)

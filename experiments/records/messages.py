@@ -81,6 +81,9 @@ class ClaimRequest(Frozen):
     claim_id: FencingToken | None = None
     """Random id of this claim. If its answer was lost, a claim with the same id returns the same attempt. None: a lost
     answer costs a lease."""
+    left_s: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)] | None = None
+    """Seconds until the worker ends by itself, None if it stays. It gets no block that should take longer: by the mean
+    time of its ablation's finished blocks, before the first by its limit."""
 
 
 class ProbeOrder(Frozen):

@@ -17,7 +17,7 @@ from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, 
 
 if TYPE_CHECKING:
     from ablate.service.schemas.ablations import AblationPublic, TrialPublic
-    from ablate.service.schemas.nodes import CalibrationList, NodePublic, NodeRuns
+    from ablate.service.schemas.nodes import CalibrationList, NodePublic, NodeRuns, WaitingPublic
     from ablate.service.schemas.submissions import NodeClassAnswer, PlanPublic
 
 _STATE_COLOURS: dict[str, str] = {
@@ -278,6 +278,17 @@ def nodes(rows: "Iterable[NodePublic]") -> RenderableType:
             seen,
         )
     return table if table.rows else Text("No node has registered. Start one: ablate up, or ablate worker up")
+
+
+def waiting(rows: "Iterable[WaitingPublic]") -> RenderableType:
+    """Return a line for each kind of work that waits."""
+    lines = (
+        f"{wording.fixed(row.device_minutes, 1)} device minutes wait for class {row.node_class}, "
+        f"{wording.counted(row.devices, 'device')}: {wording.counted(row.blocks, 'block')}, "
+        f"{wording.counted(row.nodes, 'node')} may run them"
+        for row in rows
+    )
+    return Group(*map(Text, lines))
 
 
 def _trial_place(runs: "NodeRuns") -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ablate.service.client.access import Keys, NodeKeys, NodeStates, Notifications, Tokens
     from ablate.service.client.connection import ClientError, Connection, Refused, ServiceFailed, Unreachable
     from ablate.service.client.sessions import Sessions
-    from ablate.service.schemas.nodes import CalibrationList, NodePublic
+    from ablate.service.schemas.nodes import CalibrationList, NodePublic, WaitingPublic
 
 __all__ = ["Client", "ClientError", "Refused", "ServiceFailed", "StillRunning", "Unreachable"]
 _ELSEWHERE = {
@@ -156,3 +156,9 @@ class Client:
         from ablate.service.schemas.nodes import NodeList
 
         return self._connection.get("/v1/nodes", NodeList).items
+
+    def waiting(self) -> "list[WaitingPublic]":
+        """Return the device minutes that wait, by node class and number of devices."""
+        from ablate.service.schemas.nodes import WaitingList
+
+        return self._connection.get("/v1/waiting", WaitingList).items

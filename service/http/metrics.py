@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ablate.experiments.records.calibration import Ledger
 from ablate.service.http.readiness import SharedAnswer
 from ablate.service.http.serializers import silent_limit_s
+from ablate.service.queue.waiting import demand
 from ablate.service.schemas.public import DependencyCheck
 from ablate.service.settings import ServiceSettings
 from ablate.service.store import leaders, outbox
@@ -51,6 +52,7 @@ class StoreCollector(Collector):
             yield from _states(connection)
             yield from _backlog(connection)
             yield _nodes(connection, self._silent_s)
+            yield from _waiting(connection, self._silent_s)
             yield _duties(connection, self._lease_s)
             yield from _ledger(read_ledger(connection))
             yield from _code(connection)
@@ -100,6 +102,18 @@ def _nodes(connection: Connection, silent_s: float) -> Metric:
         gauge.add_metric([node_class, "live"], num_live)
         gauge.add_metric([node_class, "silent"], count - num_live)
     return gauge
+
+
+def _waiting(connection: Connection, silent_s: float) -> Iterator[Metric]:
+    """Yield the device minutes that wait, and the nodes that may run them; no value where nothing waits."""
+    labels = ["node_class", "devices"]
+    minutes = GaugeMetricFamily("ablate_waiting_device_minutes", "Expected of the queued blocks.", labels=labels)
+    able = GaugeMetricFamily("ablate_waiting_nodes", "Nodes that may run one of these blocks now.", labels=labels)
+    for row in demand(connection, silent_s=silent_s):
+        minutes.add_metric([row.node_class, str(row.devices)], row.device_minutes)
+        able.add_metric([row.node_class, str(row.devices)], row.nodes)
+    yield minutes
+    yield able
 
 
 def _duties(connection: Connection, lease_s: float) -> Metric:

@@ -1,6 +1,6 @@
-"""Why an ablation waits, its place in the queue and one estimate, for a page of ablations at once.
+"""Why an ablation waits, its place in the queue and one estimate; how much work waits in all.
 
-The estimate is the blocks that are left, times their mean time, divided by the nodes that may run them.
+The estimate of an ablation is the blocks that are left, times their mean time, divided by the nodes that may run them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,10 +15,12 @@ from ablate.experiments.outcomes import AblationState
 from ablate.experiments.reporting.wording import counted, duration
 from ablate.kernels.backends import NODE_CLASSES
 from ablate.service.lifecycle import OVER
+from ablate.service.schemas.nodes import WaitingPublic
 from ablate.service.store.blocks import queue
 from ablate.service.store.blocks.queue import Pace, QueuePlace
 from ablate.service.store.nodes.placement import Needs, lacks
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -126,8 +128,8 @@ def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> 
     )
 
 
-def _grouped(pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
-    groups: dict[str, list[T]] = {}
+def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    groups: dict[K, list[T]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
@@ -214,9 +216,43 @@ def _time_left_s(row: Row[Any], snapshot: _Snapshot, before_s: float, nodes: int
     rests = [_rest_s(block, snapshot.paces) for block in snapshot.own.get(row.id, ())]
     queued_s = 0.0
     if row.blocks_queued:
-        busy_devices = NODE_CLASSES[row.node_class].occupied(snapshot.places[row.id].needs.devices)
-        allowed_s = row.device_minutes * 60 / busy_devices - row.device_s
-        queued_s = min(row.blocks_queued * block_s, max(0.0, allowed_s))
+        queued_s = _queued_s(row, block_s, snapshot.places[row.id].needs.devices)
     at_once = max(1, min(nodes, len(rests) + row.blocks_queued))
     last_s = before_s + (sum(rests) + queued_s) / at_once if queued_s else 0.0
     return max([last_s, *rests]) or None
+
+
+def _queued_s(row: Row[Any], block_s: float, devices: int) -> float:
+    """Return how long an ablation's queued blocks take one after another, as far as its device minutes pay for them."""
+    allowed_s: float = row.device_minutes * 60 / NODE_CLASSES[row.node_class].occupied(devices) - row.device_s
+    return min(int(row.blocks_queued) * block_s, max(0.0, allowed_s))
+
+
+def demand(connection: Connection, *, silent_s: float) -> list[WaitingPublic]:
+    """Return the device minutes that wait, by node class and number of devices, and the nodes that may run them."""
+    rows, paces = queue.waiting(connection), queue.paces(connection)
+    nodes = _grouped((node.node_class, node) for node in queue.nodes_of(connection, {row.node_class for row in rows}))
+    kinds = _grouped(((row.node_class, row.num_devices), row) for row in rows)
+    return [
+        WaitingPublic(
+            node_class=node_class,
+            devices=devices,
+            blocks=sum(row.blocks_queued for row in own),
+            device_minutes=sum(_queued_minutes(row, paces) for row in own),
+            nodes=_count_eligible(nodes.get(node_class, ()), own, silent_s),
+        )
+        for (node_class, devices), own in sorted(kinds.items())
+    ]
+
+
+def _queued_minutes(row: Row[Any], paces: Mapping[str, Pace]) -> float:
+    """Return the device minutes of an ablation's queued blocks; without any block time, each counts with its limit."""
+    block_s = _block_s(row, paces)
+    seconds = _queued_s(row, row.limit_s if block_s is None else block_s, row.num_devices)
+    return seconds * NODE_CLASSES[row.node_class].occupied(row.num_devices) / 60
+
+
+def _count_eligible(nodes: Sequence[Row[Any]], rows: Sequence[Row[Any]], silent_s: float) -> int:
+    """Return how many nodes may run a block of one of these ablations now."""
+    kinds = {Needs(lanes=row.lanes, back_ends=row.back_ends, devices=row.num_devices) for row in rows}
+    return sum(any(_why_not(node, needs, silent_s) is None for needs in kinds) for node in nodes)

@@ -32,7 +32,7 @@ router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_on
     },
 )
 def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) -> Response:
-    """Assign the node the next block in turn that it can run; none while the node is stopped.
+    """Assign the node the next block in turn that it can run in its time; none while the node is stopped.
 
     A claim with the id of the claim of a running attempt returns that attempt again.
     """
@@ -41,7 +41,12 @@ def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) 
         node = nodes.mark_seen(connection, wanted.node_id, owner=principal.node)
         is_well = node_states.note_device(connection, node.id, wanted.device_state, wanted.device_reason)
         attempt_id = claims.claim_block(
-            connection, node, lease_s=settings.lease_s, claim_id=wanted.claim_id, is_well=is_well
+            connection,
+            node,
+            lease_s=settings.lease_s,
+            claim_id=wanted.claim_id,
+            is_well=is_well,
+            left_s=wanted.left_s,
         )
         probes = attempt_id is None and node_states.begin_probe(connection, node)
     if probes:

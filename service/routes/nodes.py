@@ -16,7 +16,8 @@ from ablate.service.http.deps import Operator, Reader, Services, ServicesDep, Wo
 from ablate.service.http.problems import check_known
 from ablate.service.http.responses import secured
 from ablate.service.http.serializers import key_public, node_public, silent_limit_s
-from ablate.service.schemas.nodes import KeyList, NodeList, NodePublic
+from ablate.service.queue.waiting import demand
+from ablate.service.schemas.nodes import KeyList, NodeList, NodePublic, WaitingList
 from ablate.service.schemas.tokens import NodeKeyRequest, RevokeRequest, RotateRequest, TokenSecret
 from ablate.service.settings import ServiceSettings
 from ablate.service.store.access import keys, tokens
@@ -46,6 +47,13 @@ def nodes_public(connection: Connection, settings: ServiceSettings) -> list[Node
     """Return every node with its running blocks."""
     runs = nodes.running_on(connection)
     return [node_public(row, runs.get(row.id, []), settings) for row in nodes.list_nodes(connection)]
+
+
+@router.get("/waiting", operation_id="listWaiting", summary="Say how much work waits", responses=secured())
+def list_waiting(services: ServicesDep, principal: Reader) -> WaitingList:
+    """Return the device minutes that wait, by node class and number of devices, so that a cluster starts workers."""
+    with services.store.read() as connection:
+        return WaitingList(items=demand(connection, silent_s=silent_limit_s(services.settings)))
 
 
 @router.put(

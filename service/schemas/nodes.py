@@ -87,6 +87,26 @@ class NodeList(Public):
     items: list[NodePublic]
 
 
+class WaitingPublic(Public):
+    """Work of one node class and number of devices that waits in the queue."""
+
+    node_class: str
+    devices: int
+    """Devices of one node that a block uses together."""
+    blocks: int
+    device_minutes: float
+    """Expected of these blocks: by the mean time of their ablation's finished ones, before the first by the newest
+    trials of the node class, without any by their limit."""
+    nodes: int
+    """Nodes that may run one of them now, busy ones included; stopped and silent ones are not among them."""
+
+
+class WaitingList(Public):
+    """The work that waits, by node class and number of devices; empty if nothing waits."""
+
+    items: list[WaitingPublic]
+
+
 class KeyPublic(Public):
     """A signing key of a node."""
 

@@ -102,7 +102,10 @@ SET_OTHERWISE = {
         "ABLATE_WORKER_TOKEN",  # a file of a secret
         *("ABLATE_GENERATE_TOKENS", "ABLATE_RESTART_PAUSE_S", "ABLATE_FORWARD_MLFLOW"),  # of the embedded stack
     },
-    "worker-cpu": {"ABLATE_HOME", "ABLATE_WORKER_TOKEN", "ABLATE_BROKER_URL"},
+    "worker-cpu": {
+        *("ABLATE_HOME", "ABLATE_WORKER_TOKEN", "ABLATE_BROKER_URL"),
+        *("ABLATE_EXIT_WHEN_IDLE", "ABLATE_UNTIL", "ABLATE_MAX_BLOCKS"),  # a worker that ends is started again
+    },
 }
 """Documented settings that people cannot set for a container through .env, and why."""
 

@@ -4,6 +4,7 @@ It knows the rules from the documentation and says, for every act, what the serv
 the model is told so.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ OF_THE_CODE = ("user_error", "oom", "numerics", "gate_refused")
 ELSEWHERE = ("infra_node", "no_receipt", "invalid_measurement", "disturbed")
 AGAINST_NODE = ("infra_node", "no_receipt")
 NODE_BREAKS = 3
+CATCH_UP = 3
+"""Turns that an ablation may make up for at once after it was passed over."""
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Attempt:
     ended: str = "running"
     """`running`, `done`, or the failure class."""
     arm: str | None = None
+    took_s: float = 0.0
 
 
 @dataclass
@@ -82,6 +86,10 @@ class Model:
         self.slack: Counter[str] = Counter()
         """Blocks of an ablation that rested, moved or came late: each may shift its turns by one."""
         self.numbers = 0
+        self.passed: set[str] = set()
+        """Ablations that a claim passed over because its worker had too little time."""
+        self.limit_s = math.inf
+        """Of a block."""
 
     def submit(self, ablation: str, block_ids: list[str], priority: int) -> None:
         """A new ablation, all of whose blocks wait."""
@@ -89,27 +97,42 @@ class Model:
         for index, block_id in enumerate(block_ids):
             self.blocks[block_id] = Block(ablation, index)
 
-    def claimable(self, node: str) -> list[str]:
-        """Return the blocks that a node may be given, by the first rule: the highest priority that is there for it."""
+    def expected_s(self, ablation: str) -> float:
+        """How long a block should take: the mean of the finished ones, or the limit."""
+        attempts = [one for block in self.blocks.values() if block.ablation == ablation for one in block.attempts]
+        times = [one.took_s for one in attempts if one.ended == "done"]
+        return sum(times) / len(times) if times else self.limit_s
+
+    def claimable(self, node: str, left_s: float = math.inf) -> list[str]:
+        """Return the blocks that a node may be given, by the first rule: the highest priority that is there for it.
+
+        A node whose worker ends in `left_s` is given no block that should take longer.
+        """
+        in_time = {ablation for ablation in self.priorities if self.expected_s(ablation) <= left_s}
         others_work = any(other.works for name, other in self.nodes.items() if name != node)
         free = [
             block_id
             for block_id, block in self.blocks.items()
-            if block.state == "queued" and not block.rests and (block.avoids != node or not others_work)
+            if block.state == "queued"
+            and not block.rests
+            and (block.avoids != node or not others_work)
+            and block.ablation in in_time
         ]
         if not self.nodes[node].works:
             return []
         top = max((self.priorities[self.blocks[block_id].ablation] for block_id in free), default=0)
         return [block_id for block_id in free if self.priorities[self.blocks[block_id].ablation] == top]
 
-    def claim(self, node: str, block_id: str) -> None:
+    def claim(self, node: str, block_id: str, left_s: float = math.inf, *, takes_s: float = 0.0) -> None:
         """Note what was given, and that nobody of the same priority was passed over more than once."""
-        could = {self.blocks[one].ablation for one in self.claimable(node)}
+        claimable = self.claimable(node, left_s)
+        could = {self.blocks[one].ablation for one in claimable}
+        self.passed |= {self.blocks[one].ablation for one in self.claimable(node)} - could
         block = self.blocks[block_id]
         ablation = block.ablation
         for other in could - {ablation}:
             ahead = self.counts[ablation, other] - self.counts[other, ablation]
-            slack = 2 + self.slack[ablation] + self.slack[other]
+            slack = 2 + self.slack[ablation] + self.slack[other] + CATCH_UP * bool({ablation, other} & self.passed)
             assert ahead < slack, (
                 f"{ablation} was given {ahead + 1} blocks more than {other}, which waited all the time"
             )
@@ -117,11 +140,11 @@ class Model:
         for pair in list(self.counts):
             if not set(pair) <= could:
                 del self.counts[pair]
-        lowest = min(self.blocks[one].index for one in self.claimable(node) if self.blocks[one].ablation == ablation)
+        lowest = min(self.blocks[one].index for one in claimable if self.blocks[one].ablation == ablation)
         assert block.index == lowest or any(one.attempts for one in self.blocks.values() if one.ablation == ablation)
         block.state, self.states[ablation] = "running", "running"
         self.numbers += 1
-        block.attempts.append(Attempt(node, ablation))
+        block.attempts.append(Attempt(node, ablation, took_s=takes_s))
 
     def forget_pairs(self, ablation: str) -> None:
         """An ablation joined another queue: comparisons begin anew."""

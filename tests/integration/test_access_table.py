@@ -190,6 +190,7 @@ TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "listGates": (READ, 200, _plain("/v1/gates")),
     "listRecipes": (READ, 200, _plain("/v1/recipes")),
     "listNodes": (READ, 200, _plain("/v1/nodes")),
+    "listWaiting": (READ, 200, _plain("/v1/waiting")),
     "listKeys": (READ, 200, _plain("/v1/keys")),
     "listCalibrations": (READ, 200, _plain("/v1/calibrations")),
     "listAblations": (READ, 200, _plain("/v1/ablations")),

@@ -1,5 +1,6 @@
 """Random interleavings of everything that the scheduler is asked, against an independent model; on both databases."""
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -10,14 +11,18 @@ import pytest
 from sqlalchemy import func, select, update
 
 from ablate.experiments.outcomes import BlockState
+from ablate.experiments.records.messages import PREPARATION_LIMIT_S
 from ablate.experiments.retries import retry_wait_s
 from ablate.service.background.reconciler import Reconciler
+from ablate.service.store.blocks.claims import BESIDE_TRIAL_S
 from ablate.service.store.tables import ablations, attempts, blocks, db_now, events, nodes, receipts
 from tests.api_stack import Api, receipts_of, running_api
 from tests.integration.queue_model import MOST_BREAKS, NODE_BREAKS, Model, Node
 
 LIMITS = {"device_minutes": 100_000}
 NODES = ("one", "two", "three")
+TAKES_S, LEFT_S, NEAR_S = (1_000.0, 9_000.0), (500.0, 3_000.0, 6_000.0, 20_000.0), 400.0
+"""Times of blocks, times that workers have left, and the least distance of the two."""
 FINAL = ("completed", "failed", "cancelled")
 
 
@@ -46,6 +51,7 @@ class Run:
         self._api = api
         self._rng = random.Random(seed)  # noqa: S311 - draws that repeat
         self.model = Model()
+        self.model.limit_s = PREPARATION_LIMIT_S + 3 * (1200 + BESIDE_TRIAL_S)
         self._ids = {name: api.register(name) for name in NODES}
         for name in NODES:
             self.model.nodes[name] = Node(name)
@@ -76,14 +82,26 @@ class Run:
         name = self._rng.choice(NODES)
         if name in self._held:
             return
-        block = self._api.claim(self._ids[name])
-        expected = self.model.claimable(name)
+        left_s = self._left_s()
+        block = self._api.claim(self._ids[name], **({} if math.isinf(left_s) else {"left_s": left_s}))
+        expected = self.model.claimable(name, left_s)
+        self.acts["refused"] += expected != self.model.claimable(name)
         if block is None:
             assert expected == [], (name, expected)
             return
         assert block["block_id"] in expected, (name, block["block_id"], expected)
-        self.model.claim(name, block["block_id"])
+        takes_s = self._rng.choice(TAKES_S)
+        with self._api.store.write() as connection:
+            own = update(attempts).where(attempts.c.id == block["attempt_id"])
+            connection.execute(own.values(started_at=db_now() - takes_s))
+        self.model.claim(name, block["block_id"], left_s, takes_s=takes_s)
         self._held[name] = block
+
+    def _left_s(self) -> float:
+        """Draw the time left of a worker, unless it is near the time of a block, which runs on during this test."""
+        left_s = self._rng.choice([math.inf, *LEFT_S])
+        near = [abs(self.model.expected_s(one) - left_s) < NEAR_S for one in self.model.priorities]
+        return math.inf if any(near) else left_s
 
     def _drawn(self) -> tuple[str, dict[str, Any]] | None:
         if not self._held:
@@ -241,4 +259,4 @@ def test_any_interleaving_gives_what_the_model_says(api: Api, seed: int) -> None
     run = Run(api, seed)
     for _ in range(5):
         run.run(60)
-    assert min(run.acts[name] for name in ("submit", "claim", "report", "break_one", "expire", "resume")) > 5
+    assert min(run.acts[name] for name in ("submit", "claim", "report", "break_one", "expire", "resume", "refused")) > 5

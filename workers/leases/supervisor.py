@@ -12,6 +12,7 @@ import httpx
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.identity import BlockReport, ClaimedBlock
 from ablate.experiments.records.messages import ClaimRequest, NodeRegistered, ProbeOrder, Release
+from ablate.experiments.reporting.wording import counted
 from ablate.experiments.system.logs import requested_by
 from ablate.workers.blocks.block_runner import BlockRunner, NodeContext
 from ablate.workers.devices.node_health import NodeHealth, device_state
@@ -23,7 +24,7 @@ from ablate.workers.leases.spool import Spool
 from ablate.workers.node import Node
 from ablate.workers.processes.lanes import LaneResults
 from ablate.workers.processes.trial_output import BlockOutput
-from ablate.workers.processes.wake_event import WakeEvent
+from ablate.workers.processes.wake_event import StopFlag, WakeEvent
 from ablate.workers.trials.failures import MESSAGE_LIMIT
 
 _log = logging.getLogger(__name__)
@@ -49,9 +50,14 @@ class ServiceNode:
         *,
         public_key: str | None,
         test_lanes: Callable[[], LaneResults | None],
+        left_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        """Answer an order to probe with `test_lanes`, which runs every lane anew."""
+        """Answer an order to probe with `test_lanes`, which runs every lane anew.
+
+        `left_s` returns the seconds until this worker ends by itself.
+        """
         self._api = api
+        self._left_s = left_s
         self._test_lanes = test_lanes
         self._node = node
         self._health = health
@@ -112,6 +118,7 @@ class ServiceNode:
             device_state=device_state(self.problem),
             device_reason=self.problem,
             claim_id=self._claim_id,
+            left_s=None if math.isinf(left_s := self._left_s()) else left_s,
         )
         try:
             block = self._api.claim(request)
@@ -139,32 +146,48 @@ class ServiceLink:
     """Longest pause between two claims."""
     keep_attempts: int
     """Attempt folders to keep on disk."""
+    most_blocks: int | None = None
+    """Blocks to report before the end; None for any number."""
 
 
 class Supervisor:
     """The loop: send spooled reports, claim and run blocks while there are any, wait."""
 
-    def __init__(self, context: NodeContext, link: ServiceLink, *, stopping: Callable[[], bool]) -> None:
+    def __init__(self, context: NodeContext, link: ServiceLink, *, stopping: StopFlag) -> None:
         self._context = context
         self._link = link
         self._stopping = stopping
         self._runner = BlockRunner(context)
         self._last_warning = ""
         self._next_software_check_at = 0.0
+        self._num_reported = 0
 
     def run(self) -> None:
-        """Serve until `stopping` returns True. Raises SoftwareChanged, after which a new worker has to start."""
-        while not self._stopping():
+        """Serve until this worker has to end. Raises SoftwareChanged, after which a new worker has to start."""
+        self._stopping.ended()
+        while (reason := self._end_reason()) is None:
             self._check_software()
             sent_at = boot_time_s()
             block = self._next()
             if block is None:
-                self._link.wake_event.wait(self._link.poll_s)
+                self._link.wake_event.wait(min(self._link.poll_s, self._stopping.left_s()))
                 continue
             self._context.paths.clean(keep=self._link.keep_attempts - 1, most_bytes=KEEP_BYTES)
             with requested_by(block.request_id):
                 self.run_block(block, sent_at=sent_at)
+            self._stopping.ended()
             self._next_software_check_at = 0.0
+        _log.info("this worker ends: %s", reason)
+
+    def _end_reason(self) -> str | None:
+        if self._has_enough and not self._link.spool.waiting():
+            return f"it has reported {counted(self._num_reported, 'block')}"
+        return self._stopping.reason
+
+    @property
+    def _has_enough(self) -> bool:
+        """Whether this worker must claim no other block."""
+        return self._link.most_blocks is not None and self._num_reported >= self._link.most_blocks
 
     def _check_software(self) -> None:
         if boot_time_s() < self._next_software_check_at:
@@ -179,7 +202,7 @@ class Supervisor:
         try:
             self._link.spool.send_all(self._link.api.report)
             self._context.runner.guardian.check()
-            block = self._link.node.claim()
+            block = None if self._has_enough else self._link.node.claim()
         except (ApiUnreachable, StaleLease, OSError) as error:
             warning = f"no claim: {error}"
             if warning != self._last_warning:
@@ -195,6 +218,7 @@ class Supervisor:
     def run_block(self, block: ClaimedBlock, *, sent_at: float) -> None:
         """Run a block that was claimed at `sent_at`; report it, release it, or drop it if its lease is lost."""
         _log.info("block %s: attempt %d, %d trials", block.block_id, block.attempt_no, len(block.trials))
+        self._stopping.begins(block.expected_s)
         self._runner.node_id = self._link.node.id
         lease = Lease(block.lease_s, sent_at=sent_at, on_deadline=self._context.runner.guardian.until)
         output = BlockOutput()
@@ -211,6 +235,7 @@ class Supervisor:
         self._context.runner.guardian.until(math.inf)
         if isinstance(result, BlockReport):
             self._hand_in(block, result.model_copy(update={"logs": output.chunks()}))
+            self._num_reported += 1
         elif result is not None:
             self._give_back(block, result)
 

@@ -240,7 +240,7 @@ def _context(
         raise ExecRefused(f"this node must be repaired first: {problem}")
     with (
         DeviceLock(node.devices.locks("worker")),
-        start_processes(wake_event, grace_s=_GRACE_S, preempted=stopping, most_output=job.most_output) as runner,
+        start_processes(wake_event, grace_s=_GRACE_S, stopping=stopping, most_output=job.most_output) as runner,
     ):
         context = NodeContext(
             node=node,

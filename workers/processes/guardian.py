@@ -36,6 +36,7 @@ from ablate.experiments.system.processes import (
 )
 from ablate.workers.isolation.environment import trial_mark
 from ablate.workers.lease import boot_time_s
+from ablate.workers.processes.wake_event import STOP_SIGNALS
 
 _log = logging.getLogger(__name__)
 
@@ -272,7 +273,7 @@ class Watch:
 
 def main() -> None:
     """Guard the worker whose process id is the first argument until it is dead."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+    for number in (*STOP_SIGNALS, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     watch = Watch(int(sys.argv[1]))
     for text in _messages(watch):

@@ -21,8 +21,8 @@ from ablate.workers.lease import Lease, StopReason
 from ablate.workers.paths import MOST_OUTPUT, SharedMemory, Usage, remove_tree, usage_of
 from ablate.workers.processes.forkserver import ForkServer
 from ablate.workers.processes.guardian import Guardian, end_trial
-from ablate.workers.processes.wake_event import WakeEvent
-from ablate.workers.trials.failures import TOO_LATE, kernel_oom_kills
+from ablate.workers.processes.wake_event import STOP_SIGNALS, StopFlag, WakeEvent
+from ablate.workers.trials.failures import FORKSERVER_LOST, TOO_LATE, kernel_oom_kills
 from ablate.workers.trials.result import TrialOrder
 
 _log = logging.getLogger(__name__)
@@ -149,6 +149,8 @@ class TrialRunner:
         self._wake_event = wake_event
         self._grace_s = grace_s
         self._preempted = preempted
+        self.is_told: Callable[[], bool] = lambda: False
+        """Returns whether a signal told this process to stop."""
         self._most_output = most_output
         self._adopts = adopts
         self._trainers: set[int] = set()
@@ -217,7 +219,7 @@ class TrialRunner:
             trial.memory.sweep()
         too_much = StopReason.OUTPUT_LIMIT if self._output_of(trial).is_too_much(_family(trial.pid)) else None
         return Ending(
-            stopped=trial.stopped or _fenced(exit_code, lease) or too_much,
+            stopped=trial.stopped or _fenced(exit_code, lease) or self._died_with_us(exit_code) or too_much,
             exit_code=exit_code,
             wall_s=trial.spent_s + time.monotonic() - start,
             oom_kills=kernel_oom_kills() - trial.oom_before,
@@ -232,6 +234,11 @@ class TrialRunner:
         while (reason := self._reason(lease, deadline)) is None:
             self._wake_event.wait(min(_SAMPLE_S, deadline - time.monotonic(), lease.left_s()))
         return None if reason is StopReason.TIMEOUT else reason
+
+    def _died_with_us(self, exit_code: int) -> StopReason | None:
+        """Return PREEMPTED if the signal that tells this worker to stop went to the trial, too, as from a cluster."""
+        killed = -exit_code in STOP_SIGNALS or exit_code == FORKSERVER_LOST
+        return StopReason.PREEMPTED if killed and self.is_told() else None
 
     def _output_of(self, trial: RunningTrial) -> _Output:
         return _Output(trial.order.paths.folder, self._most_output, trial.memory)
@@ -284,7 +291,7 @@ class TrialRunner:
 
 @contextmanager
 def start_processes(
-    wake_event: WakeEvent, *, grace_s: float, preempted: Callable[[], bool], most_output: Usage = MOST_OUTPUT
+    wake_event: WakeEvent, *, grace_s: float, stopping: StopFlag, most_output: Usage = MOST_OUTPUT
 ) -> Iterator[TrialRunner]:
     """Start the fork server and the guardian of this node; leaving the context ends the guardian."""
     adopt_orphans()  # of a fork server that somebody kills
@@ -293,15 +300,17 @@ def start_processes(
     server = ForkServer()
     with Guardian() as guardian:
         server.check()
-        yield TrialRunner(
+        runner = TrialRunner(
             server,
             guardian,
             wake_event,
             grace_s=grace_s,
-            preempted=preempted,
+            preempted=stopping.now,
             most_output=most_output,
             adopts=True,
         )
+        runner.is_told = lambda: stopping.is_told
+        yield runner
 
 
 def _fenced(exit_code: int, lease: Lease) -> StopReason | None:

@@ -53,34 +53,82 @@ class WakeEvent:
             self._alive.touch()
 
 
-class StopFlag:
-    """A flag that SIGTERM and SIGINT set.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Slurm can send SIGUSR1 some time before the end of a job."""
 
-    After SIGTERM a running block may finish within `drain_s`. SIGINT, or a second signal, stops it.
+
+class StopFlag:
+    """Says when this program must begin nothing new, and when it must stop a running block.
+
+    After SIGTERM or SIGUSR1 a running block may finish within `drain_s`, unless it should take longer. SIGINT, a second
+    signal and the end of `lasts_s` stop it.
     """
 
-    def __init__(self, wake_event: WakeEvent, *, drain_s: float = 0.0) -> None:
+    def __init__(
+        self, wake_event: WakeEvent, *, drain_s: float = 0.0, lasts_s: float = math.inf, idle_s: float = math.inf
+    ) -> None:
+        """Stay for `lasts_s` seconds, and without a block for at most `idle_s`."""
         self._wake_event = wake_event
         self._drain_s = drain_s
-        self._drop_at = math.inf
-        """Monotonic time at which to stop a running block; infinite before the first signal."""
+        self._idle_s = idle_s
+        self._idle_since = time.monotonic()
+        """Infinite while a block runs. All times are monotonic."""
+        self._ends_at = self._idle_since + lasts_s
+        self._drop_at = self._ends_at
+        """When to stop a running block."""
+        self._block_ends_at = -math.inf
+        """When the running block should have ended."""
+        self.is_told = False
+        """Whether a signal came."""
 
     def install(self) -> None:
-        """Catch the two signals; the main thread must call this."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        """Catch the signals; the main thread must call this."""
+        for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
+
+    def begins(self, expected_s: float | None) -> None:
+        """Note that a block begins, and how long it should take; None if nobody knows."""
+        self._block_ends_at = time.monotonic() + (expected_s or 0.0)
+        self._idle_since = math.inf
+        if self.is_told:
+            self._drop_if_too_long()
+
+    def ended(self) -> None:
+        """Note that no block runs from now on."""
+        self._idle_since, self._block_ends_at = time.monotonic(), -math.inf
+
+    def left_s(self) -> float:
+        """Return the seconds until this program ends by itself."""
+        return max(0.0, self._ends_at - time.monotonic())
+
+    @property
+    def reason(self) -> str | None:
+        """Why this program must begin nothing new; None while it may."""
+        if self.is_told:
+            return "it was told to stop"
+        if not self.left_s():
+            return "its time is over"
+        if time.monotonic() - self._idle_since >= self._idle_s:
+            return f"there was no work for {self._idle_s:g} s"
+        return None
 
     def __call__(self) -> bool:
         """Return whether this program must begin nothing new."""
-        return not math.isinf(self._drop_at)
+        return self.reason is not None
 
     def now(self) -> bool:
         """Return whether it must also stop a running block."""
         return time.monotonic() >= self._drop_at
 
     def _on_signal(self, number: int, _frame: object) -> None:
-        at_once = number == signal.SIGINT or self()
+        at_once = number == signal.SIGINT or self.is_told
+        self.is_told = True
         self._drop_at = min(self._drop_at, time.monotonic() + (0.0 if at_once else self._drain_s))
+        self._drop_if_too_long()
         self._wake_event.set()
         if not self.now():  # not by a logger: the interrupted code may have its lock
             os.write(2, ENDING.encode())
+
+    def _drop_if_too_long(self) -> None:
+        if self._block_ends_at > self._drop_at:
+            self._drop_at = -math.inf

@@ -33,11 +33,12 @@ def nodes(context: typer.Context, as_json: JsonOption = False) -> None:
     if context.invoked_subcommand is not None:
         return
     with Client() as client:
-        rows, noise = client.nodes(), client.calibrations()
+        rows, noise, waiting = client.nodes(), client.calibrations(), client.waiting()
     if as_json:
         print_json(rows)
     else:
         out().print(tables.nodes(rows))
+        out().print(tables.waiting(waiting))
         out().print(tables.calibrations(noise))
 
 

@@ -28,6 +28,7 @@ from ablate.experiments.records.signing import Signature, signature_problem
 from ablate.service.errors import Invalid
 from ablate.service.store.access import keys
 from ablate.service.store.blocks.attempts import breaks_of, find_attempt
+from ablate.service.store.blocks.claims import MEAN_S
 from ablate.service.store.blocks.reports import VerifiedReceipt
 from ablate.service.store.session import Store
 from ablate.service.store.tables import ablations, attempts, blocks, storable, trials
@@ -43,6 +44,7 @@ _CLAIMED = (
         ablations.c.id.label("ablation_id"),
         ablations.c.trial_timeout_s,
         ablations.c.request_id,
+        MEAN_S.label("expected_s"),
     )
     .join_from(attempts, blocks, blocks.c.id == attempts.c.block_id)
     .join(ablations, ablations.c.id == blocks.c.ablation_id)
@@ -86,6 +88,7 @@ def claimed_block(
         timeout_s=row.trial_timeout_s,
         broken=broken,
         request_id=row.request_id,
+        expected_s=row.expected_s,
     )
     return identity.claimed_block(plan_of(store, row.ablation_id), ids, work, lease)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, true, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from ablate.experiments.ids import new_id
@@ -30,9 +30,17 @@ _MAY_RUN = (blocks.c.state == BlockState.QUEUED, may_run_again(blocks.c.not_befo
 
 
 def claim_block(
-    connection: Connection, node: Row[Any], *, lease_s: float, claim_id: str | None = None, is_well: bool = True
+    connection: Connection,
+    node: Row[Any],
+    *,
+    lease_s: float,
+    claim_id: str | None = None,
+    is_well: bool = True,
+    left_s: float | None = None,
 ) -> str | None:
     """Give a node, which the caller has locked, the next block that fits it; return the id of the new attempt.
+
+    With `left_s`, the seconds until the node's worker ends, it gets no block that should take longer.
 
     If one of the node's attempts comes from `claim_id`, renews its lease and returns it: the answer to that claim was
     lost. Returns None if no block waits, or if the node is stopped or not well. Raises NodeBusy if the node's
@@ -52,7 +60,8 @@ def claim_block(
         return None
     attempt_id = new_id("att")
     fitting = (*_MAY_RUN, fits(node, room=free if in_use else None))
-    block = _take(connection, node, fitting, attempt_id, lease_s=lease_s)
+    in_time = true() if left_s is None else func.coalesce(MEAN_S, LIMIT_S) <= left_s
+    block = _take(connection, _queue(node, fitting, in_time), node, fitting, attempt_id, lease_s=lease_s)
     if block is None:
         return None
     _record_claim(connection, block, attempt_id, node.id, _token(claim_id, attempt_id))
@@ -60,13 +69,18 @@ def claim_block(
 
 
 def _take(
-    connection: Connection, node: Row[Any], fitting: tuple[ColumnElement[bool], ...], attempt_id: str, *, lease_s: float
+    connection: Connection,
+    queue: Select[Any],
+    node: Row[Any],
+    fitting: tuple[ColumnElement[bool], ...],
+    attempt_id: str,
+    *,
+    lease_s: float,
 ) -> Row[Any] | None:
     """Take the fitting block whose turn it is.
 
     Pass over an ablation whose fitting blocks are all being claimed by others at this moment.
     """
-    queue = _queue(node, fitting)
     block = connection.execute(_taking(node, fitting, queue.scalar_subquery(), attempt_id, lease_s)).first()
     passed: list[str] = []
     while block is None:
@@ -78,10 +92,10 @@ def _take(
     return block
 
 
-def _queue(node: Row[Any], fitting: tuple[ColumnElement[bool], ...]) -> Select[Any]:
-    """Return the query for the first ablation in the queue that has a fitting block."""
+def _queue(node: Row[Any], fitting: tuple[ColumnElement[bool], ...], in_time: ColumnElement[bool]) -> Select[Any]:
+    """Return the query for the first ablation in the queue that is `in_time` and has a fitting block."""
     own = select(blocks.c.id).where(blocks.c.ablation_id == ablations.c.id, *fitting)
-    waiting = select(ablations.c.id).where(ablations.c.node_class == node.node_class, WAITS)
+    waiting = select(ablations.c.id).where(ablations.c.node_class == node.node_class, WAITS, in_time)
     return waiting.where(own.correlate(ablations).exists()).order_by(*ORDER).limit(1).correlate(None)
 
 
@@ -101,7 +115,7 @@ def _taking(
         "attempt_id": attempt_id,
         "node_id": node.id,
         "lease_until": db_now() + lease_s,
-        "limit_at": db_now() + _LIMIT_S,
+        "limit_at": db_now() + _LIMIT_OF_BLOCK_S,
         "started_at": func.coalesce(blocks.c.started_at, db_now()),
         "message": None,
     }
@@ -110,8 +124,11 @@ def _taking(
 
 
 _TRIALS_S = (ablations.c.trial_timeout_s + BESIDE_TRIAL_S) * ablations.c.trials_planned / ablations.c.blocks_planned
-_LIMIT_S = select(PREPARATION_LIMIT_S + _TRIALS_S).where(ablations.c.id == blocks.c.ablation_id).scalar_subquery()
-"""How long an attempt may hold a block, in seconds, regardless of heartbeats."""
+LIMIT_S: ColumnElement[Any] = PREPARATION_LIMIT_S + _TRIALS_S
+"""How long an attempt may hold a block of an ablation, in seconds, regardless of heartbeats."""
+_LIMIT_OF_BLOCK_S = select(LIMIT_S).where(ablations.c.id == blocks.c.ablation_id).scalar_subquery()
+MEAN_S: ColumnElement[Any] = ablations.c.settled_s / func.nullif(ablations.c.blocks_done, 0)
+"""Mean time of an ablation's finished blocks in seconds; null before the first."""
 
 
 def _record_claim(connection: Connection, block: Row[Any], attempt_id: str, node_id: str, token: str) -> None:

@@ -23,6 +23,7 @@ from sqlalchemy import (
 
 from ablate.experiments.outcomes import AblationState, BlockState
 from ablate.service.store.access.tokens import has_revoked_key
+from ablate.service.store.blocks.claims import LIMIT_S
 from ablate.service.store.blocks.turns import WAITS
 from ablate.service.store.nodes.placement import Needs, may_run_again
 from ablate.service.store.tables import SILENT_S, ablations, attempts, blocks, db_now, nodes
@@ -106,6 +107,23 @@ def _counts(rows: Sequence[Any], wanted: Collection[str]) -> Iterator[tuple[str,
         first = int(np.clip(turns, 0, queued[beside]).sum())
         last = int(np.clip(turns + row.blocks_queued - 1, 0, queued[beside]).sum())
         yield row.id, (higher + first, higher + last)
+
+
+_WAITING: Select[Any] = (
+    select(
+        *(ablations.c[name] for name in ("node_class", "blocks_queued", "blocks_done", "settled_s", "device_s")),
+        *(ablations.c[name] for name in ("device_minutes", "blocks_planned", "trials_planned")),
+        *(blocks.c[name] for name in ("lanes", "back_ends", "num_devices")),
+        LIMIT_S.label("limit_s"),
+    )
+    .join(blocks, (blocks.c.ablation_id == ablations.c.id) & (blocks.c["index"] == 0))
+    .where(WAITS)
+)
+
+
+def waiting(connection: Connection) -> Sequence[Row[Any]]:
+    """Return every ablation with a queued block: counts, times, the needs of its blocks, and the limit of one."""
+    return connection.execute(_WAITING).all()
 
 
 _RUNNING = (

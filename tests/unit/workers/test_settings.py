@@ -1,3 +1,5 @@
+import math
+import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,39 @@ def test_a_wait_for_quiet_is_zero_to_three_hundred_seconds(text: str, monkeypatc
     assert quiet_s(60.0) == Settings().quiet_s == 300.0
     monkeypatch.delenv("ABLATE_QUIET_S")
     assert quiet_s(60.0) == Settings().quiet_s == 60.0
+
+
+@pytest.mark.parametrize(
+    ("text", "least_s", "most_s"),
+    [("8h", 8 * 3600 - 60, 8 * 3600), ("90m", 5340, 5400), ("2026-01-01T00:00Z", -1e12, 0)],
+)
+def test_a_worker_stays_until_a_duration_is_over_or_a_time_has_come(text: str, least_s: float, most_s: float) -> None:
+    assert least_s < Settings(until=text).lasts_s <= most_s
+    assert Settings().lasts_s == math.inf
+
+
+def test_a_time_without_a_zone_is_one_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC-3")  # three hours ahead, in the words of POSIX
+    time.tzset()
+    try:
+        local, universal = (Settings(until=text).until for text in ("2099-01-01T15:00", "2099-01-01T12:00+00:00"))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert local == universal
+
+
+@pytest.mark.parametrize("text", ["", "soon", "25h", "8", "-1h", "0m", "2026-13-01", "nan", "0001-01-01T00:00", " 8h"])
+def test_other_times_are_refused(text: str) -> None:
+    with pytest.raises(ValidationError, match="allowed: a time such as"):
+        Settings(until=text)
+
+
+@pytest.mark.parametrize("values", [{"exit_when_idle": "600"}, {"exit_when_idle": ""}, {"max_blocks": "0"}])
+def test_limits_of_a_stay_need_a_unit_and_are_positive(values: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        Settings(**values)
+    assert Settings(exit_when_idle="10m").exit_when_idle == 600
 
 
 def test_settings_unknown_node_class_lists_allowed() -> None:
