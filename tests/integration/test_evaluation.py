@@ -1,6 +1,7 @@
 """Protected evaluations: what a program does to the one of its trial, as real isolated trials of a real fork server."""
 
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,7 +99,7 @@ def evaluated(tmp_path: Path, runner: TrialRunner) -> Evaluated:
         evaluation = changes.pop("evaluate", Evaluation(command=("python", "judge.py"), code=str(code)))
         fields = {"command": ("python", "train.py", "{out}"), "metrics": {"val_loss": "lower"}, **changes}
         config = program_config(own, evaluate=evaluation, **fields)
-        order = order_for(config, home)
+        order = order_for(config, home, f"trl_{uuid.uuid4().hex}")  # its mark ends the processes of that name
         order = replace(order, dataset=copy_code(order).data_folder, start_by=boot_time_s() + 3600)
         assert config.judge is not None
         order = replace(order, evaluation=copy_code(replace(order, config=config.judge)).data_folder)
@@ -372,7 +373,7 @@ import random, sys
 from pathlib import Path
 RATE, CLAIMED = 1.0, 1.0
 seed = int(sys.argv[1])
-value = RATE * (3.0 + 0.01 * seed + random.Random(f"{seed} {RATE}").uniform(-0.01, 0.01))
+value = RATE * (3.01 + 0.01 * (seed % 5) + random.Random(f"{seed} {RATE}").uniform(-0.01, 0.01))
 Path("weights.json").write_text(str(value))
 print(f"METRIC val_loss={CLAIMED * value}")
 """

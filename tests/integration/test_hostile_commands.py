@@ -2,6 +2,7 @@
 
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +77,7 @@ def hostile(home: Path, tmp_path: Path, runner: TrialRunner) -> Hostile:
         code = write_program(tmp_path / "code", BEFORE.replace("{home}", str(home)) + source)
         for name, content in (files or {}).items():
             (code / name).write_text(content)
-        order = order_for(config_of(code), home)
+        order = order_for(config_of(code), home, f"trl_{uuid.uuid4().hex}")
         order = replace(order, dataset=copy_code(order).data_folder)
         order = order.isolated((home,)) if isolated else order
         ending = runner.run(order, Lease(300.0, sent_at=boot_time_s()), timeout_s=timeout_s)
