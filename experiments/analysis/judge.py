@@ -288,13 +288,14 @@ class _Judge:
 
     def _other_work(self, evidence: Evidence, metric: Metric) -> str | None:
         """Say how the work of the arms differs in what `metric` counts; None if it does not."""
-        planned = other_work(metric, evidence.arm.config, self._plan.baseline.config)
+        equal = self._spec.workload.steps.equal
+        planned = other_work(metric, evidence.arm.config, self._plan.baseline.config, equal=equal)
         return planned or (None if metric.kind == "absolute" else other_tokens(evidence, in_all=metric.kind == "loss"))
 
     def _costs(self, evidence: Evidence, exclusion: Exclusion | None) -> Costs | None:
         rule = (self._spec.metric, *(self._spec.metric_named(one.metric) for one in self._spec.verdict.require))
         losses = any(metric.kind == "loss" or metric.decides == "curve" for metric in rule)
-        if exclusion is not None or not losses:
+        if exclusion is not None or not (losses or self._spec.workload.steps.equal == "parameters"):
             return None
         return costs_of(evidence) if evidence.claim is Claim.CHANGES_MODEL else None
 

@@ -32,21 +32,22 @@ class Unlike(NamedTuple):
     """The comparisons that would be fair."""
 
 
-def unlike(metric: Metric, own: ArmConfig, base: ArmConfig) -> Unlike | None:
+def unlike(metric: Metric, own: ArmConfig, base: ArmConfig, *, equal: str) -> Unlike | None:
     """Say how two arms' configurations differ in something that `metric` counts; None if they do not.
 
-    None too where only the receipts have the work (`ablate.experiments.analysis.programs.other_tokens`).
+    `equal` is `workload.steps.equal`. With equal parameters the FLOPs of a token may differ. None too where only the
+    receipts have the work (`ablate.experiments.analysis.programs.other_tokens`).
     """
     if metric.decides == "curve":  # equal tokens, or equal seconds, are on the curves
         return _other_rows(metric, own, base)
     if metric.kind == "loss":
         return _other_rows(metric, own, base) or _other_total(own, base)
-    return _other_tokens(metric, own, base) or _other_flops(metric, own, base)
+    return _other_tokens(metric, own, base) or (None if equal == "parameters" else _other_flops(metric, own, base))
 
 
-def other_work(metric: Metric, own: ArmConfig, base: ArmConfig) -> str | None:
+def other_work(metric: Metric, own: ArmConfig, base: ArmConfig, *, equal: str) -> str | None:
     """Say how the work of two arms' configurations differs in what `metric` counts; None if it does not."""
-    difference = unlike(metric, own, base)
+    difference = unlike(metric, own, base, equal=equal)
     return difference and difference.why
 
 
@@ -65,7 +66,10 @@ def _other_flops(metric: Metric, own: ArmConfig, base: ArmConfig) -> Unlike | No
     if mine.flops * theirs.tokens == theirs.flops * mine.tokens:
         return None
     per_token = (f"{work.flops / work.tokens:,.0f}" for work in (mine, theirs))
-    fair = "equal FLOPs: decide by model_tflops_per_s; equal tokens: by a loss, and require tokens_per_s"
+    fair = (
+        "equal parameters (workload.steps.equal: parameters); equal FLOPs: decide by model_tflops_per_s; equal tokens: "
+        "by a loss, and require tokens_per_s"
+    )
     return Unlike("a token takes {} model FLOPs, the baseline's {}".format(*per_token), fair)
 
 
@@ -110,22 +114,25 @@ def comparison_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[Spe
     names |= {("verdict", "require", n, "metric"): (one.metric, one) for n, one in enumerate(spec.verdict.require)}
     for place, (name, requirement) in names.items():
         for arm in arms[1:]:
-            difference = _unlike_by(spec.metric_named(name), requirement, arm.config, arms[0].config)
+            difference = _unlike_by(spec, name, requirement, arm.config, arms[0].config)
             if difference is not None:
                 detail = f"'{name}' does not compare variant '{arm.name}' with the baseline: {difference.why}"
                 yield SpecProblem(pointer=pointer(*place), detail=detail, hint=f"fair: {difference.fair}")
 
 
-def _unlike_by(metric: Metric, requirement: Requirement | None, own: ArmConfig, base: ArmConfig) -> Unlike | None:
+def _unlike_by(
+    spec: AblationSpec, name: str, requirement: Requirement | None, own: ArmConfig, base: ArmConfig
+) -> Unlike | None:
     """Say why a part of the rule can give no answer on two arms.
 
     Memory of other work is no verdict, but whether a trial fits is an answer. A required speed is a budget, which a
     larger model may use.
     """
+    metric = spec.metric_named(name)
     if metric.kind == "absolute" or (requirement is not None and requirement.max_value is not None):
         return None
     if requirement is None or metric.kind == "loss" or metric.decides == "curve":
-        return unlike(metric, own, base)
+        return unlike(metric, own, base, equal=spec.workload.steps.equal)
     return _other_tokens(metric, own, base)
 
 

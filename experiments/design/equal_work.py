@@ -1,7 +1,7 @@
-"""Steps of arms that train on equal tokens or with equal model FLOPs (`workload.steps.equal`).
+"""Arms that train on equal tokens, with equal model FLOPs, or with equal parameters (`workload.steps.equal`).
 
-The steps of the spec are those of the baseline. A variant with another batch, row length or size gets its own number of
-timed steps.
+With equal parameters every arm makes the same steps. Otherwise the steps of the spec are those of the baseline, and a
+variant with another batch, row length or size gets its own number of timed steps.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +17,8 @@ from ablate.experiments.errors import SpecProblem
 from ablate.experiments.outcomes import BASELINE
 from ablate.model.config import StepsConfig
 
+MOST_PARAMETERS_APART = 0.02
+"""Largest relative difference of parameters that count as equal, because a model has whole blocks."""
 _EQUAL = pointer("workload", "steps", "equal")
 _TIMED = pointer("workload", "steps", "timed")
 
@@ -27,6 +29,9 @@ def resolve_with_steps(spec: AblationSpec) -> Resolution:
     if resolved.problems or spec.workload.steps.equal == "steps":
         return resolved
     configs = {arm.name: arm.config for arm in resolved.arms}
+    if spec.workload.steps.equal == "parameters":
+        other = tuple(_other_parameters(spec, configs))
+        return Resolution(arms=(), problems=other) if other else resolved
     problems = tuple(_problems(spec, configs))
     if problems:
         return Resolution(arms=(), problems=problems)
@@ -34,6 +39,26 @@ def resolve_with_steps(spec: AblationSpec) -> Resolution:
     return Resolution(
         arms=tuple(_with_steps(arm, amounts[arm.name], amounts[BASELINE]) for arm in resolved.arms), problems=()
     )
+
+
+def _other_parameters(spec: AblationSpec, configs: Mapping[str, ArmConfig]) -> Iterator[SpecProblem]:
+    """Find arms that have other parameters than the baseline, or whose parameters nobody knows before the run."""
+    base = configs[BASELINE].parameters
+    for name, config in configs.items():
+        if base is None or config.parameters is None:
+            why = "a command" if spec.workload.recipe is None else "a recipe of a package"
+            detail = f"the parameters of a model are unknown before the run: the workload is {why}"
+            yield SpecProblem(pointer=_EQUAL, detail=detail, hint="leave equal out")
+            return
+        apart = config.parameters / base - 1
+        if abs(apart) > MOST_PARAMETERS_APART:
+            more = f"{abs(apart):.1%} {'more' if apart > 0 else 'fewer'}"
+            detail = (
+                f"variant '{name}' has {config.parameters:,} parameters, {more} than the baseline's {base:,}; "
+                f"allowed: {MOST_PARAMETERS_APART:.0%}"
+            )
+            hint = "change pattern, mlp_ratio or d_model of one of them"
+            yield SpecProblem(pointer=pointer("variants", name), detail=detail, hint=hint)
 
 
 def _with_steps(arm: Arm, amount: int, base: int) -> Arm:

@@ -105,6 +105,11 @@ OTHER_MODEL: dict[str, Any] = {
     "FLOPs of a token differ and the metric counts tokens",
 }
 """Addition to the comparison where a gate changes the numerical model."""
+EQUAL_PARAMETERS = {
+    "other_work": "no word where tokens of a step differ and the metric counts whole steps; parameters are equal up to "
+    "2 %, and FLOPs may differ",
+}
+"""The same where the spec demands equal parameters."""
 
 
 OTHER_PROGRAM: dict[str, Any] = {
@@ -289,6 +294,8 @@ def _other_model(spec: AblationSpec) -> dict[str, Any]:
         return OTHER_PROGRAM | training
     gates = (gate for arm in spec.variants.values() for gate in arm.gates or ())
     values = any(arm.overrides for arm in spec.variants.values())
+    if spec.workload.steps.equal == "parameters":
+        return EQUAL_PARAMETERS | training
     return OTHER_MODEL | training if values or any(GATES[gate].claim is Claim.CHANGES_MODEL for gate in gates) else {}
 
 

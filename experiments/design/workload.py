@@ -282,11 +282,12 @@ class Steps(SpecPart):
         description="Seconds of load before the warm-up steps: passes without an update, so that steps stay the same.",
     )
     timed: int = Field(default=10, ge=1, le=MAX_TIMED, description="Steps of the measured window.")
-    equal: Literal["steps", "tokens", "flops"] = Field(
+    equal: Literal["steps", "tokens", "flops", "parameters"] = Field(
         default="steps",
         exclude_if=lambda value: value == "steps",
         description="Equal in all arms: steps, or tokens or model FLOPs of training. Then the timed steps are those of "
-        "the baseline, and a variant with another batch or size has its own number.",
+        "the baseline, and a variant with another batch or size has its own number. Parameters: within 2 %, so that a "
+        "speed may compare models whose tokens take different FLOPs.",
     )
     slice: int = Field(
         default=0,

@@ -30,7 +30,7 @@ from ablate.model.config import (
     generates_code,
     layer_runs,
 )
-from ablate.model.counts import BLOCKS, step_flops
+from ablate.model.counts import BLOCKS, num_parameters, step_flops
 from ablate.model.data.corpus import BUILT_IN
 from ablate.model.errors import ConfigError
 
@@ -121,6 +121,11 @@ class BuiltInArm(TrainConfig, ArmConfig):
     def work(self) -> StepWork:
         """Work of a step by the sizes of the model."""
         return StepWork(tokens=self.tokens_per_step, flops=step_flops(self))
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters by the sizes of the model."""
+        return num_parameters(self.model)
 
     @property
     def untrained_loss(self) -> float:

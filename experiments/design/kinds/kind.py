@@ -154,6 +154,11 @@ class ArmConfig(ABC):
         return None
 
     @property
+    def parameters(self) -> int | None:
+        """Trainable parameters of the model; None where only the receipts have them."""
+        return None
+
+    @property
     def declared(self) -> Mapping[str, Literal["higher", "lower"]]:
         """Better direction of each metric that the program reports, by name."""
         return {}

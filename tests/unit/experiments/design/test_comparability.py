@@ -47,8 +47,12 @@ def test_other_work_is_seen_where_the_metric_counts_it_and_only_there(name: str)
     changes, tokens, flops = CHANGES[name]
     base = HYBRID_TINY.config
     pair = BuiltInArm(**vars(replace_fields(base, changes))), BuiltInArm(**vars(base))
-    counted = {alike: other_work(_metric(alike), *pair) is not None for alike in ("step", "token", "nothing")}
+    counted = {
+        alike: other_work(_metric(alike), *pair, equal="steps") is not None for alike in ("step", "token", "nothing")
+    }
     assert counted == {"step": tokens or flops, "token": flops, "nothing": False}
+    counted = {alike: other_work(_metric(alike), *pair, equal="parameters") is not None for alike in counted}
+    assert counted == {"step": tokens, "token": False, "nothing": False}
 
 
 def _metric(alike: str) -> Any:
@@ -67,7 +71,7 @@ def test_a_gate_that_changes_work_says_that_it_changes_the_model() -> None:
             except ConfigError:
                 continue
             pair = BuiltInArm(**vars(changed)), BuiltInArm(**vars(start))
-            if other_work(METRICS["step_s"], *pair) and gate.claim is not Claim.CHANGES_MODEL:
+            if other_work(METRICS["step_s"], *pair, equal="steps") and gate.claim is not Claim.CHANGES_MODEL:
                 wrong.append((gate.name, value))
     assert wrong == []
 

@@ -104,6 +104,26 @@ def test_drawn_models_train_with_equal_flops_to_the_nearest_step() -> None:
     assert coarse > 3
 
 
+def test_drawn_models_have_equal_parameters_or_are_refused() -> None:
+    chance, refused = random.Random(6), 0  # noqa: S311  # not for secrets
+    for _ in range(60):
+        base, own = ({"pattern": "AF" * chance.randint(1, 40), "d_model": 128} for _ in range(2))
+        if base == own:
+            continue
+        blocks = [len(one["pattern"]) // 2 for one in (base, own)]
+        sizes = [(4 + 3 * 2) * 128**2 * pairs + 2 * pairs * 128 + 2 * 4096 * 128 + 128 for pairs in blocks]
+        arms, problems = planned("parameters", warmup=1, timed=4, base=base, other=own)
+        equal = abs(sizes[1] - sizes[0]) <= 0.02 * sizes[0]
+        refused += not equal
+        assert equal == (not problems)
+        assert [steps_of(arm) for arm in arms] == ([6, 6] if equal else [])
+        if problems:
+            assert [problem.pointer for problem in problems] == ["#/variants/other"]
+            assert f"has {sizes[1]:,} parameters" in problems[0].detail
+            assert f"the baseline's {sizes[0]:,}; allowed: 2%" in problems[0].detail
+    assert 20 < refused < 58
+
+
 def test_equal_steps_are_the_default_and_change_no_arm() -> None:
     plain = make_spec(variants={"rows": {"overrides": {"micro_batch": 4}}})
     said = make_spec(variants={"rows": {"overrides": {"micro_batch": 4}}}, workload__steps__equal="steps")
@@ -134,7 +154,8 @@ def test_steps_that_cannot_be_equal_work_are_refused(changes: dict[str, Any], wh
     assert words in caught.value.problems[0].detail
 
 
-def test_the_tokens_of_a_command_are_unknown_before_it_runs() -> None:
+@pytest.mark.parametrize("equal", ["tokens", "flops", "parameters"])
+def test_the_work_and_parameters_of_a_command_are_unknown_before_it_runs(equal: str) -> None:
     with pytest.raises(SpecError) as caught:
-        make_plan(make_spec(**command_values(workload__steps__equal="tokens")))
+        make_plan(make_spec(**command_values(workload__steps__equal=equal)))
     assert [problem.pointer for problem in caught.value.problems] == ["#/workload/steps/equal"]

@@ -70,7 +70,7 @@ RECIPE["tokens_per_step"], RECIPE["flops_per_step"] = tokens, flops
     assert workload.claim(variant.gates, base.gates) is Claim.CHANGES_MODEL
     assert workload.claim({**base.gates, "fast": False}, base.gates) is Claim.SCHEDULE_ONLY
     assert other_model(variant, base) == "kind b instead of a"
-    assert other_work(METRICS["step_s"], variant.config, base.config) is None
+    assert other_work(METRICS["step_s"], variant.config, base.config, equal="steps") is None
     assert workload.shape() == base.config.shape()
     changed = make_plan(parse(values(workload={"overrides": {"width": 32}}))).arms[0]
     assert changed.config.shape() != workload.shape()
