@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise, zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.gates import GATES
@@ -15,7 +15,7 @@ from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.identity import mismatches, planned_fields
 from ablate.experiments.records.receipt_clocks import slice_problems
 from ablate.experiments.records.receipts import Receipt, held_by
-from ablate.experiments.records.trial_guards import cache_problems, timing_problems, trial_problems
+from ablate.experiments.records.trial_guards import cache_problems, timing_problems, trial_problems, window_s
 from ablate.kernels.scan_switches import ScanFact
 
 _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
@@ -207,16 +207,51 @@ def _kernel_hashes(receipt: Receipt) -> dict[str, Any]:
 def clock_problem(variants: Sequence[Receipt], baselines: Sequence[Receipt]) -> str | None:
     """Return why device clocks may explain a difference, or None.
 
-    They may if they are over 1 % apart and less than half of the difference in time remains in cycles.
+    They may if they are over 1 % apart and less than half of the difference in time remains in cycles, unless the
+    device's power limit lowered the slower clock: then the clock follows from what the arm computes.
     """
+    gap = _clock_gap(variants, baselines)
+    if gap is None or gap.limited or (gap.time * gap.cycles > 0 and abs(gap.cycles) >= abs(gap.time) / 2):
+        return None
+    return f"median device clock {gap.own:.0f} MHz against the baseline's {gap.other:.0f} MHz explains the difference"
+
+
+def clock_note(variants: Sequence[Receipt], baselines: Sequence[Receipt]) -> str | None:
+    """Say what remains of a difference at equal clocks where the device's power limit lowered one of them."""
+    gap = _clock_gap(variants, baselines)
+    if gap is None or not gap.limited:
+        return None
+    remains = 100 * math.expm1(-gap.cycles)
+    return (
+        f"the power limit of the device held the clock at {gap.own:.0f} MHz, the baseline's at {gap.other:.0f} MHz; "
+        f"at equal clocks the speeds would differ by {remains:+.2f} %"
+    )
+
+
+class _ClockGap(NamedTuple):
+    """Median device clocks that are over 1 % apart, in MHz, and mean logarithms of step times against the baseline."""
+
+    own: float
+    other: float
+    time: float
+    cycles: float
+    limited: bool
+    """Whether the power limit slowed every trial with the slower clock, for at least half of its window."""
+
+
+def _clock_gap(variants: Sequence[Receipt], baselines: Sequence[Receipt]) -> _ClockGap | None:
     own, other = median_clock_mhz(variants), median_clock_mhz(baselines)
     if own is None or other is None or max(own, other) <= (1 + MAX_CLOCK_GAP) * min(own, other):
         return None
-    more_time = _mean_log_step(variants) - _mean_log_step(baselines)
-    more_cycles = more_time + math.log(own / other)
-    if more_time * more_cycles > 0 and abs(more_cycles) >= abs(more_time) / 2:
-        return None
-    return f"median device clock {own:.0f} MHz against the baseline's {other:.0f} MHz explains the difference"
+    time = _mean_log_step(variants) - _mean_log_step(baselines)
+    slower = variants if own < other else baselines
+    limited = all(_seconds_limited(one) >= window_s(one) / 2 for one in slower)
+    return _ClockGap(own, other, time, time + math.log(own / other), limited)
+
+
+def _seconds_limited(receipt: Receipt) -> float:
+    events = receipt.environment.throttle
+    return (events and events.sw_power_cap) or 0.0
 
 
 def _mean_log_step(receipts: Sequence[Receipt]) -> float:

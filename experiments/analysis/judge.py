@@ -27,6 +27,7 @@ from ablate.experiments.analysis.curves import off_the_curves
 from ablate.experiments.analysis.declared import no_ratio, one_value, step_above
 from ablate.experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
 from ablate.experiments.analysis.exact import ExactResult, judge_exactly, not_exact
+from ablate.experiments.analysis.guards import clock_note
 from ablate.experiments.analysis.influences import (
     WordTests,
     explained_by_carry_over,
@@ -310,7 +311,11 @@ class _Judge:
 
     def _influences(self, evidence: Evidence) -> Iterator[str]:
         sample = self._sample(evidence)
-        return iter(()) if sample is None else influences(evidence, self._whole, sample)
+        if sample is not None:
+            yield from influences(evidence, self._whole, sample)
+        own, base = [one.variant for one in evidence.pairs], [one.baseline for one in evidence.pairs]
+        if self._plan.timed and (note := clock_note(own, base)):
+            yield note
 
     def _requirements(self, evidence: Evidence) -> tuple[RequirementResult, ...]:
         node_class = NODE_CLASSES[self._plan.node_class]
@@ -376,7 +381,7 @@ class _Judge:
         if word is VerdictWord.SAME and self.primary.timed:
             reruns = reruns or self._not_same_with_lost(evidence.arm.name, sample, tests)
         answer = capped(answer, Cause.RERUNS, reruns)
-        noise = noise_differs(primary, self._circumstances.admission.calibrations)
+        noise = noise_differs(primary, self._circumstances.admission.calibrations, self.primary.margin_pct)
         judged = self.primary.metric not in (*EXACT_METRICS, *CURVE_METRICS)
         answer = capped(answer, Cause.NOISE, noise if judged else None)
         refused = self._circumstances.admission.refused_because  # only times have the noise that A/A blocks show

@@ -105,10 +105,14 @@ def noisier(comparison: Comparison, calibrations: Sequence[Calibration]) -> tupl
     return (ratio, p) if p <= NOISE_LEVEL else None
 
 
-def noise_differs(comparison: Comparison, calibrations: Sequence[Calibration]) -> str | None:
-    """Say that the noise is not what the A/A blocks show, so that their autocorrelation may not hold either."""
+def noise_differs(comparison: Comparison, calibrations: Sequence[Calibration], margin_pct: float) -> str | None:
+    """Say that the noise is not what the A/A blocks show, so that their autocorrelation may not hold either.
+
+    None where the effect is further beyond the margin than any autocorrelation explains.
+    """
     excess = noisier(comparison, calibrations)
-    if excess is None or excess[0] < FAR_NOISIER:
+    beyond = abs(comparison.delta_pct) - margin_pct
+    if excess is None or excess[0] < FAR_NOISIER or beyond > CLEAR * comparison.sd_pct:
         return None
     ratio, p = excess
     of = f"{ratio:.3g} times as much as the A/A blocks (F test, p {p:.2g})"

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -127,11 +128,14 @@ def start_cold(folder: Path) -> None:
 
 
 def compile_in_process() -> None:
-    """Let torch's compiler generate code in this process only. It reads the variable when it is imported.
+    """Let torch's compiler generate code in this process only.
 
-    Its helper processes start CUDA, which an isolated trial of root does not let them.
+    Its helper processes start CUDA, which an isolated trial of root does not let them. It reads the variable when it is
+    imported, which the fork server may have done.
     """
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    if settings := sys.modules.get("torch._inductor.config"):
+        settings.compile_threads = 1  # type: ignore[attr-defined]
 
 
 def keep_logs_plain() -> None:

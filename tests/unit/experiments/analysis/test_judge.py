@@ -10,7 +10,7 @@ from ablate.experiments.digest import digest
 from ablate.experiments.errors import ReceiptError
 from ablate.experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED, UNCALIBRATED
-from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.records.receipts import DeviceEvents, Receipt
 from ablate.kernels.scan_switches import ScanFact
 from ablate.model.facts import ModelFact
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec, observed_facts
@@ -253,6 +253,32 @@ def test_judge_confirms_a_difference_in_cycles_when_clocks_differ(
         for r in make_receipts(PLAN, {"psiv-on": speed}, sd=0.0005)
     ]
     assert psiv(judge(PLAN, SPEC, receipts, CALIBRATED)).verdict is verdict
+
+
+@pytest.mark.parametrize(("clock", "slower"), [(1760.0, "baseline"), (1600.0, "psiv-on")])
+@pytest.mark.parametrize(("share", "capped"), [(0.0, False), (0.49, False), (0.51, True), (3.0, True)])
+def test_a_clock_that_the_power_limit_lowered_is_a_result_of_the_arm(
+    clock: float, slower: str, share: float, capped: bool
+) -> None:
+    clocks = {"baseline": 1700.0, "chunk-32": 1700.0, "psiv-on": clock}
+    speed = 1 + (0.03 if clock > 1700 else -0.05)
+    receipts = []
+    for one in make_receipts(PLAN, {"psiv-on": speed}, sd=0.0005):
+        window = sum(step.seconds for step in one.steps if step.phase == "timed")
+        events = DeviceEvents(sw_power_cap=share * window if one.arm == slower else 0.0)
+        steps = with_clock(one, clocks[one.arm])
+        receipts.append(
+            make_receipt(PLAN, one.ids.block_index, one.arm, steps=steps, environment={"throttle": events.model_dump()})
+        )
+    verdict = psiv(judge(PLAN, SPEC, receipts, CALIBRATED))
+    if not capped:
+        assert verdict.verdict is VerdictWord.INVALID
+        return
+    assert verdict.verdict is (VerdictWord.BETTER if speed > 1 else VerdictWord.WORSE)
+    (note,) = [one for one in verdict.notes if "power limit" in one]
+    assert f"at {clock:.0f} MHz, the baseline's at 1700 MHz" in note
+    remains = float(note.rpartition("would differ by ")[2].removesuffix(" %"))
+    assert remains == pytest.approx(100 * (speed * 1700 / clock - 1), abs=0.1)
 
 
 @pytest.mark.parametrize(
