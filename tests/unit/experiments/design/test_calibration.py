@@ -46,7 +46,7 @@ def test_the_budget_grows_with_the_trials():
 
 def test_a_node_class_that_cannot_run_the_baseline_is_refused():
     with pytest.raises(SpecError, match="not meant for node class 'cpu'"):
-        calibration_spec(catalog_spec("h200-kernels"), node_class="cpu", blocks=20, order_seed=7)
+        calibration_spec(catalog_spec("h200-gates"), node_class="cpu", blocks=20, order_seed=7)
 
 
 def test_equal_arms_are_an_error_of_an_answer_and_unequal_ones_of_a_calibration():
