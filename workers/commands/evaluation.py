@@ -5,7 +5,6 @@ environment are its own: nothing that the program wrote is on a path from which 
 """
 
 import math
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,18 +16,13 @@ from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.code_tree import LEFT_OUT, tree_digest
 from ablate.experiments.records.program_report import OUT, EvaluationReport, contradicts
 from ablate.experiments.system.isolation import Isolation
-from ablate.experiments.system.processes import descendants_of, end_all
 from ablate.model.errors import DataError
 from ablate.workers.commands.advice import ProgramPlace
 from ablate.workers.commands.code_copy import link_data
-from ablate.workers.commands.printed_results import ProgramOutput
-from ablate.workers.commands.program_end import ProgramEnd, ProgramWatch, last_line_of, not_finite, program_failure
-from ablate.workers.commands.program_socket import ProgramSocket
-from ablate.workers.commands.program_start import ProgramFolders, program_environment, start_program
-from ablate.workers.commands.ranks import ProgramMarks
+from ablate.workers.commands.program_end import ProgramEnd, program_failure, run_to_end
+from ablate.workers.commands.program_start import ProgramFolders
 from ablate.workers.isolation.node_secrets import Mask
-from ablate.workers.paths import has_file_of, remove_tree
-from ablate.workers.trials import failures
+from ablate.workers.paths import remove_tree
 from ablate.workers.trials.result import TrialOrder
 
 RUN_FOLDER = "ABLATE_RUN_FOLDER"
@@ -62,51 +56,39 @@ def evaluate(order: TrialOrder, program: ProgramEnd, log: BinaryIO) -> Evaluated
     if own is None or judge is None:
         raise AssertionError("this program has no evaluation")
     folders, run_folder = _own_folders(order, judge), order.paths.folder / "code"
-    argv, receiver, marks = judge.argv(out=str(folders.out)), ProgramSocket(), ProgramMarks(judge, mask)
-    environment = program_environment(order, judge, folders, address=receiver.address) | {RUN_FOLDER: str(run_folder)}
-    oom_before, since = failures.kernel_oom_kills(), _begin_log(log, own.title)
-    with receiver, ProgramOutput(log.fileno(), judge.lines) as output:
-        try:
-            process = start_program(argv, folders.working, environment, output=output.writer, reach=_reach(order))
-        except DataError as error:
-            return Evaluated(failure=(FailureClass.USER_ERROR, f"{own.title}: {error}"))
-        output.follow(process.kill)
-        watch = ProgramWatch(process, receiver.fileno())
-        watch.to_the_end(lambda: _take(receiver, marks), marks, judge)
-        end_all(lambda: descendants_of([os.getpid()]), grace_s=0)
-        process.wait()
-        printed = output.finish()
-    measured = {**printed.values, **marks.reported, **not_finite(printed.values)}
+    _begin_log(log, own.title)
     undeclared = {name: value for name, value in program.reported.items() if name not in config.metrics}
-    end = ProgramEnd(
-        who=own.title,
-        exit_code=process.returncode,
-        oom_kills=failures.kernel_oom_kills() - oom_before,
-        reported={**undeclared, **measured},  # all of them count for the limit
-        unread=printed.problem,
-        last_line=last_line_of(log, since=since),
-        failed=marks.failed,
-        wrong=marks.wrong,
-        loops=marks.loops,
-        lost=watch.lost,
-        stopped=watch.stopped,
-        left=watch.left,
-        most_bytes=order.most_bytes,
-        reached=process.returncode != 0 and has_file_of(order.paths.folder, order.most_bytes),
-    )
-    failure = program_failure(judge, end)
+    try:
+        ran = run_to_end(
+            order,
+            judge,
+            folders,
+            log,
+            lines=judge.lines,
+            who=own.title,
+            variables={RUN_FOLDER: str(run_folder)},
+            reach=_reach(order),
+            before=undeclared,
+        )
+    except DataError as error:
+        return Evaluated(failure=(FailureClass.USER_ERROR, f"{own.title}: {error}"))
+    failure = program_failure(judge, ran.end)
     if failure is not None:
-        place = replace(ProgramPlace.of(order, judge, argv), code=order.evaluation, run_folder=run_folder)
+        place = replace(
+            ProgramPlace.of(order, judge, judge.argv(out=str(folders.out))),
+            code=order.evaluation,
+            run_folder=run_folder,
+        )
         named = failure[1] if own.title in failure[1] else f"{own.title}: {failure[1]}"
         failure = failure[0], place.advised(mask.text(named))
     remove_tree(order.paths.evaluation)
     report = EvaluationReport(
         argv=tuple(judge.argv(out=OUT)),
         code=_digest(order),
-        metrics=tuple(sorted(measured)),
-        exit_code=process.returncode,
+        metrics=tuple(sorted(ran.reported)),
+        exit_code=ran.end.exit_code,
     )
-    return Evaluated(report=report, measured=measured, failure=failure)
+    return Evaluated(report=report, measured=ran.reported, failure=failure)
 
 
 def _own_folders(order: TrialOrder, judge: ProgramArm) -> ProgramFolders:
@@ -141,13 +123,7 @@ def _reach(order: TrialOrder) -> Isolation | None:
     return replace(order.isolation, readable=readable, writable=(order.paths.evaluation, order.paths.temporary))
 
 
-def _begin_log(log: BinaryIO, title: str) -> int:
-    """Write to the trial's log that the evaluation begins; return the place from which on the log is its own."""
+def _begin_log(log: BinaryIO, title: str) -> None:
+    """Write to the trial's log that the evaluation begins."""
     log.write(f"\n[{title}]\n".encode())
     log.flush()
-    return log.tell()
-
-
-def _take(receiver: ProgramSocket, marks: ProgramMarks) -> None:
-    for message in receiver.messages():
-        marks.take(message.content, message.seen)

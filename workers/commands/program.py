@@ -20,29 +20,26 @@ from typing import Any, BinaryIO, TextIO
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.program_report import OUT, ProgramReport
-from ablate.experiments.system.processes import descendants_of, end_all
+from ablate.experiments.system.processes import descendants_of
 from ablate.model.errors import DataError
 from ablate.model.measurements import Step
 from ablate.workers.commands.advice import ProgramPlace
 from ablate.workers.commands.code_copy import link_data
 from ablate.workers.commands.device_samples import DeviceSamples
 from ablate.workers.commands.evaluation import Evaluated, evaluate
-from ablate.workers.commands.printed_results import ProgramOutput
-from ablate.workers.commands.program_end import ProgramEnd, ProgramWatch, last_line_of, not_finite, program_failure
+from ablate.workers.commands.program_end import Follower, ProgramEnd, ProgramWatch, program_failure, run_to_end
 from ablate.workers.commands.program_socket import (
     EndedSteps,
     LoopBegan,
     Mark,
-    ProgramMessage,
     ProgramSocket,
     WindowBegan,
     WindowEnded,
 )
-from ablate.workers.commands.program_start import ProgramFolders, program_environment, start_program
+from ablate.workers.commands.program_start import ProgramFolders
 from ablate.workers.commands.ranks import ProgramMarks, ProgramRank
 from ablate.workers.isolation.node_secrets import Mask
-from ablate.workers.paths import has_file_of, remove_tree
-from ablate.workers.trials import failures
+from ablate.workers.paths import remove_tree
 from ablate.workers.trials.result import TrialOrder, TrialResult
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -58,7 +55,7 @@ def run_program(order: TrialOrder) -> TrialResult:
     place, evaluated = ProgramPlace.of(order, config, config.argv(out=str(out))), None
     with order.paths.log.open("a+b") as log:
         try:
-            ran = _run(order, folders, log, mask)
+            ran = _run(order, folders, log)
         except DataError as error:
             message = place.advised(str(error))
             sys.stdout.write(f"{message}\n")
@@ -88,48 +85,18 @@ class RanProgram:
     """Fields of the trial's result beside the steps."""
 
 
-def _run(order: TrialOrder, folders: ProgramFolders, log: BinaryIO, mask: Mask) -> RanProgram:
+def _run(order: TrialOrder, folders: ProgramFolders, log: BinaryIO) -> RanProgram:
     """Run a program with all its processes to the end. Raises DataError if it cannot be started."""
-    config = order.program
-    receiver, marks, began = ProgramSocket(), ProgramMarks(config, mask), time.monotonic()
-    load, samples = _Load(), DeviceSamples(config.devices if order.device_type == "cuda" else 0)
-    oom_before, argv = failures.kernel_oom_kills(), config.argv(out=str(folders.out))
-    environment = program_environment(order, config, folders, address=receiver.address)
-    steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
+    config, load, began = order.program, _Load(), time.monotonic()
+    samples = DeviceSamples(config.devices if order.device_type == "cuda" else 0)
     lines = config.lines if config.evaluate is None else {}  # its own lines are those of the evaluation
-    with receiver, steps_file as steps, ProgramOutput(log.fileno(), lines) as output:
-        process = start_program(argv, folders.working, environment, output=output.writer)
-        output.follow(process.kill)
-        watch = ProgramWatch(process, receiver.fileno())
-        progress = _Progress(config, steps, marks, load, samples, watch)
-        watch.to_the_end(partial(progress.take, receiver), marks, config)
-        load.process_ended()
-        end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
-        process.wait()
-        cpu_s = _ended_cpu_s()
-        printed = output.finish()
-    failing = process.returncode != 0 or marks.failed is not None
-    reported = {**printed.values, **marks.reported, **not_finite(printed.values)}
-    end = ProgramEnd(
-        exit_code=process.returncode,
-        oom_kills=failures.kernel_oom_kills() - oom_before,
-        reported=reported,
-        contradicted=printed.contradicting(reported),
-        unread=printed.problem,
-        last_line=last_line_of(log),  # the open file, because the program may have removed its name
-        failed=marks.failed,
-        wrong=marks.wrong,
-        loops=marks.loops,
-        lost=watch.lost,
-        stopped=watch.stopped,
-        left=watch.left,
-        most_bytes=order.most_bytes,
-        reached=failing and has_file_of(order.paths.folder, order.most_bytes),
-    )
-    measured = _measured(config, marks, load, _peak_bytes(marks, on_host=order.device_type == "cpu"))
-    if watch.ended_at is not None:
-        measured |= {"process_s": watch.ended_at - began, "cpu_s": cpu_s}
-    return RanProgram(end=end, marks=marks, samples=samples, measured=measured)
+    with order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
+        progress = _Progress(config, steps, load, samples)
+        ran = run_to_end(order, config, folders, log, follower=progress, lines=lines)
+    measured = _measured(config, ran.marks, load, _peak_bytes(ran.marks, on_host=order.device_type == "cpu"))
+    if ran.ended_at is not None:
+        measured |= {"process_s": ran.ended_at - began, "cpu_s": _ended_cpu_s()}
+    return RanProgram(end=ran.end, marks=ran.marks, samples=samples, measured=measured)
 
 
 def _measured(config: ProgramArm, marks: ProgramMarks, load: "_Load", peak: tuple[int, int] | None) -> dict[str, Any]:
@@ -200,36 +167,32 @@ def _own_cpu_s() -> float:
 
 
 @dataclass(frozen=True)
-class _Progress:
+class _Progress(Follower):
     """Stores messages and writes the steps of the first rank for people who watch."""
 
     config: ProgramArm
     steps: TextIO
-    marks: ProgramMarks
     load: _Load
     samples: DeviceSamples
-    watch: ProgramWatch
 
-    def take(self, receiver: ProgramSocket) -> None:
+    def take(self, receiver: ProgramSocket, marks: ProgramMarks, watch: ProgramWatch) -> None:
         self.samples.sample()
-        for message in receiver.messages():
-            self._take(message)
+        for arrived in receiver.messages():
+            before = marks.round
+            message = marks.take(arrived.content, arrived.seen)
+            if marks.round != before:
+                watch.forget_ranks()
+                self.steps.seek(0)
+                self.steps.truncate()
+            if isinstance(message, LoopBegan) and message.closes and arrived.sender > 0:
+                watch.follow_rank(message.rank, arrived.sender)
+            if message is not None and message.rank == 0:
+                self._show(message, marks)
 
-    def _take(self, arrived: ProgramMessage) -> None:
-        before = self.marks.round
-        message = self.marks.take(arrived.content, arrived.seen)
-        if self.marks.round != before:
-            self.watch.forget_ranks()
-            self.steps.seek(0)
-            self.steps.truncate()
-        if message is None:
-            return
-        if isinstance(message, LoopBegan) and message.closes and arrived.sender > 0:
-            self.watch.follow_rank(message.rank, arrived.sender)
-        if message.rank == 0:
-            self._show(message)
+    def ended(self) -> None:
+        self.load.process_ended()
 
-    def _show(self, message: Mark) -> None:
+    def _show(self, message: Mark, marks: ProgramMarks) -> None:
         match message:
             case WindowBegan():
                 self.load.window_began()
@@ -237,7 +200,7 @@ class _Progress:
                 self.load.window_ended()
             case EndedSteps():
                 for index, *_rest in message.steps:
-                    step = _step(self.config, [self.marks.ranks[0]], self.marks.ranks[0], index, None)
+                    step = _step(self.config, [marks.ranks[0]], marks.ranks[0], index, None)
                     self.steps.write(json.dumps(step.model_dump()) + "\n")
                 sys.stdout.flush()
 

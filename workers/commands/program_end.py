@@ -1,4 +1,4 @@
-"""How a program ended, and what that makes of its trial.
+"""Run a program to its end, say how it ended, and what that makes of its trial.
 
 A program ends with its last process. A signal whose sender is unknown counts as the program's own, because a node would
 otherwise answer for a program that ends itself.
@@ -21,9 +21,16 @@ from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.in_trial.ablate import MOST_RESULT_BYTES, MOST_RESULTS, result_bytes, too_many_results
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.program_report import printable
-from ablate.experiments.system.processes import command_of, descendants_of
-from ablate.workers.commands.ranks import ProgramRank, RankFailure, rank_problem
+from ablate.experiments.system.isolation import Isolation
+from ablate.experiments.system.processes import command_of, descendants_of, end_all
+from ablate.workers.commands.printed_results import ProgramOutput
+from ablate.workers.commands.program_socket import ProgramSocket
+from ablate.workers.commands.program_start import ProgramFolders, program_environment, start_program
+from ablate.workers.commands.ranks import ProgramMarks, ProgramRank, RankFailure, rank_problem
+from ablate.workers.isolation.node_secrets import Mask
+from ablate.workers.paths import has_file_of
 from ablate.workers.trials import failures
+from ablate.workers.trials.result import TrialOrder
 
 _GRACE_S = 10.0
 """Time that the other processes of a program have to end after its first process."""
@@ -329,3 +336,80 @@ def last_line_of(log: BinaryIO, *, since: int = 0) -> str:
     named = [found[1] for line in lines if (found := _EXCEPTION.fullmatch(line)) and "ChildFailed" not in line]
     line = next((line for line in [*named[-1:], *reversed(lines)] if re.search(r"\w", line)), "its log is empty")
     return printable(line[:300])
+
+
+class Follower:
+    """Takes a program's messages while it runs."""
+
+    def take(self, receiver: ProgramSocket, marks: ProgramMarks, _watch: ProgramWatch) -> None:
+        """Take the messages that have arrived."""
+        for message in receiver.messages():
+            marks.take(message.content, message.seen)
+
+    def ended(self) -> None:
+        """Notice that the program has ended, before what it left is ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramRun:
+    """A program that has ended."""
+
+    end: ProgramEnd
+    marks: ProgramMarks
+    reported: Mapping[str, float]
+    """Its own results."""
+    ended_at: float | None
+    """Moment at which its last process had ended; None where some had to be ended."""
+
+
+def run_to_end(  # noqa: PLR0913 - two programs of a trial differ in these
+    order: TrialOrder,
+    config: ProgramArm,
+    folders: ProgramFolders,
+    log: BinaryIO,
+    *,
+    follower: Follower | None = None,
+    lines: Mapping[str, str],
+    who: str = "the program",
+    variables: Mapping[str, str] | None = None,
+    reach: Isolation | None = None,
+    before: Mapping[str, float] | None = None,
+) -> ProgramRun:
+    """Run a program with all its processes to the end. Raises DataError if it cannot be started.
+
+    `lines` are those whose numbers it prints, `variables` are added to its environment, and `before` are results of the
+    trial so far, which count for the limit of results.
+    """
+    follower = follower or Follower()
+    receiver, marks, since = ProgramSocket(), ProgramMarks(config, Mask(order.secrets)), log.tell()
+    environment = {**program_environment(order, config, folders, address=receiver.address), **(variables or {})}
+    oom_before, argv = failures.kernel_oom_kills(), config.argv(out=str(folders.out))
+    with receiver, ProgramOutput(log.fileno(), lines) as output:
+        process = start_program(argv, folders.working, environment, output=output.writer, reach=reach)
+        output.follow(process.kill)
+        watch = ProgramWatch(process, receiver.fileno())
+        watch.to_the_end(lambda: follower.take(receiver, marks, watch), marks, config)
+        follower.ended()
+        end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
+        process.wait()
+        printed = output.finish()
+    reported = {**printed.values, **marks.reported, **not_finite(printed.values)}
+    failing = process.returncode != 0 or marks.failed is not None
+    end = ProgramEnd(
+        who=who,
+        exit_code=process.returncode,
+        oom_kills=failures.kernel_oom_kills() - oom_before,
+        reported={**(before or {}), **reported},
+        contradicted=printed.contradicting(reported),
+        unread=printed.problem,
+        last_line=last_line_of(log, since=since),  # the open file, because the program may have removed its name
+        failed=marks.failed,
+        wrong=marks.wrong,
+        loops=marks.loops,
+        lost=watch.lost,
+        stopped=watch.stopped,
+        left=watch.left,
+        most_bytes=order.most_bytes,
+        reached=failing and has_file_of(order.paths.folder, order.most_bytes),
+    )
+    return ProgramRun(end=end, marks=marks, reported=reported, ended_at=watch.ended_at)
