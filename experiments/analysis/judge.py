@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ablate.experiments.analysis.answer import (
-    FEW_SEEDS,
+    FEW_SAMPLES,
     Answer,
     adopt_or_reject,
     as_measured,
@@ -24,7 +24,7 @@ from ablate.experiments.analysis.answer import (
 from ablate.experiments.analysis.arm_summary import largest_micro_batch, summarise_arm
 from ablate.experiments.analysis.comparing import Dependence, Levels, Sample, baseline_mean, compare, sample_of
 from ablate.experiments.analysis.curves import off_the_curves
-from ablate.experiments.analysis.declared import no_ratio, one_value, step_above
+from ablate.experiments.analysis.declared import no_ratio, repeated_seeds, step_above
 from ablate.experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
 from ablate.experiments.analysis.exact import ExactResult, judge_exactly, not_exact
 from ablate.experiments.analysis.influences import (
@@ -33,6 +33,7 @@ from ablate.experiments.analysis.influences import (
     holds,
     influences,
     said_by_median,
+    scope_of,
 )
 from ablate.experiments.analysis.noise.calibrate import aa_blocks_of
 from ablate.experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
@@ -84,7 +85,7 @@ from ablate.experiments.design.rule import LOAD_LEVEL, blocks_for_rarest_event, 
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.design.verdict_rule import Primary, Requirement
 from ablate.experiments.documents import seal
-from ablate.experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
+from ablate.experiments.outcomes import GOOD, Decision, FailureClass, Outcome, VerdictWord
 from ablate.experiments.records.circumstances import AttemptRecord, Circumstances
 from ablate.experiments.records.receipts import Receipt
 from ablate.experiments.retries import Break, spoiled_by_load
@@ -110,7 +111,6 @@ _FROM_OUTSIDE = frozenset({FailureClass.INVALID_MEASUREMENT, FailureClass.DISTUR
 """Failures that usually come from outside: a guard, or others' load."""
 _CUT_SHORT = (Outcome.TIMEOUT, Outcome.OOM, Outcome.FAILED)
 """Outcomes of trials that did not finish."""
-_GOOD = (VerdictWord.BETTER, VerdictWord.SAME)
 _NAMED_EARLIER = 3
 """Earlier askings that a note names."""
 _WORTH_A_NOTE = 1.005
@@ -247,6 +247,7 @@ class _Judge:
         answer = with_broken_requirements(self._answer(evidence, exclusion, exact or primary, other), requirements)
         if answer.cause is Cause.TARGET:
             primary = None
+        sample = None if primary is None else self._sample(evidence)
         when_met = exact.decision if exact else self._adopts(primary)
         chances = self._chances(name, answer, primary)
         needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
@@ -261,6 +262,7 @@ class _Judge:
             other_work=other,
             other_model=other_model(evidence.arm, base),
             costs=self._costs(evidence, exclusion),
+            nodes=None if sample is None else scope_of(evidence, sample),
             no_baseline=evidence.no_baseline,
             decision=Decision.INVALID if evidence.no_baseline else decide(answer.published, when_met, requirements),
             primary=primary,
@@ -275,8 +277,8 @@ class _Judge:
                 *_unmet(requirements),
                 *not_exact_notes,
                 *(exact.notes if exact else self._notes(answer, primary, chances)),
-                *(self._influences(evidence) if primary is not None else ()),
-                *(self._both_estimates(answer, evidence) if primary is not None else ()),
+                *(() if sample is None else influences(evidence, self._whole, sample)),
+                *(() if sample is None else self._both_estimates(answer, sample)),
                 *program_notes(evidence, rule.metric),
                 *_lost_notes(evidence),
                 *([kernel_note(kernels)] if kernels else []),
@@ -298,18 +300,13 @@ class _Judge:
             return None
         return costs_of(evidence) if evidence.claim is Claim.CHANGES_MODEL else None
 
-    def _both_estimates(self, answer: Answer, evidence: Evidence) -> Iterator[str]:
+    def _both_estimates(self, answer: Answer, sample: Sample) -> Iterator[str]:
         """Yield that stalls differ, or that total and median are further apart than the margin, beside a word."""
-        sample = self._sample(evidence)
-        if sample is None or sample.window is None or answer.cause is Cause.STALLS:
+        if sample.window is None or answer.cause is Cause.STALLS:
             return
         stalls = stalls_differ(sample, self.primary.margin_pct) or estimates_apart(sample, self.primary.margin_pct)
         if stalls is not None:
             yield f"{stalls}; both estimates give the same word"
-
-    def _influences(self, evidence: Evidence) -> Iterator[str]:
-        sample = self._sample(evidence)
-        return iter(()) if sample is None else influences(evidence, self._whole, sample)
 
     def _requirements(self, evidence: Evidence) -> tuple[RequirementResult, ...]:
         node_class = NODE_CLASSES[self._plan.node_class]
@@ -357,12 +354,14 @@ class _Judge:
         stalls = stalls_differ(sample, self.primary.margin_pct)
         if stalls is not None and not said_by_median(word, sample, tests, self._dependence.widening(sample)):
             return undecided(Cause.STALLS, stalls)
-        reason = sentence(word, primary, self.primary)
-        if self.primary.over_seeds and primary.blocks < FEW_SEEDS and word in _GOOD:
-            reason = f"{reason}; {bad_runs(primary.blocks)}"
+        reason, scope = sentence(word, primary, self.primary), scope_of(evidence, sample)
+        if primary.blocks < FEW_SAMPLES and word in GOOD:
+            reason = f"{reason}; {bad_runs(primary.blocks, primary.unit)}"
+        if scope is not None:
+            reason = f"{reason}; {scope.in_words()}"
         answer = self._with_censored(as_measured(word, reason, open_cause(primary)), evidence)
         answer = capped(answer, Cause.OTHER_WORK, other)
-        answer = capped(answer, Cause.ONE_VALUE, one_value(evidence, self.primary.metric))
+        answer = capped(answer, Cause.REPEATED_SEEDS, repeated_seeds(evidence, self.primary.metric))
         if word is VerdictWord.SAME:
             margin = self.primary.margin_pct / 100
             answer = capped(answer, Cause.COARSE, step_above(evidence, self.primary.metric, margin))
@@ -424,8 +423,7 @@ class _Judge:
         needed, share = blocks_for_rarest_event(self._spec), self._spec.verdict.rarest_event
         if needed is None or primary.blocks >= needed:
             return None
-        runs = "blocks" if primary.baseline is None else "seeds"
-        return f"events in {share:g} % of one arm's runs need {needed:,} {runs}, {primary.blocks:,} counted"
+        return f"events in {share:g} % of one arm's runs need {needed:,} {primary.unit}, {primary.blocks:,} counted"
 
     def _chances(self, arm: str, answer: Answer, primary: Comparison | None) -> dict[int, float]:
         if answer.cause not in OPEN or primary is None or self._coarse(primary):
@@ -442,9 +440,8 @@ class _Judge:
 
     def _notes(self, answer: Answer, primary: Comparison | None, chances: Mapping[int, float]) -> Iterator[str]:
         threshold = self.primary.threshold_pct
-        over_seeds = primary is not None and self.primary.over_seeds
-        if primary is not None and over_seeds and answer.measured in _GOOD and primary.blocks >= FEW_SEEDS:
-            yield bad_runs(primary.blocks)
+        if primary is not None and answer.measured in GOOD and primary.blocks >= FEW_SAMPLES:
+            yield bad_runs(primary.blocks, primary.unit)
         if primary is not None and answer.measured is VerdictWord.BETTER and gain_pct(primary) < threshold:
             yield f"better by {gain_pct(primary):.2f} %, below the {threshold:.4g} % from which the rule adopts"
         if primary is not None and chances and max(chances.values()) < ENOUGH:

@@ -1,6 +1,7 @@
 """The tables of `make simulate`: all simulated cases with Monte-Carlo intervals."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from itertools import chain
 
 import numpy as np
@@ -55,6 +56,7 @@ from tests.simulation.cases import (
 from tests.simulation.dependence import SOURCES, dependent
 from tests.simulation.noise import SD
 from tests.simulation.rates import Rate, rate
+from tests.simulation.scopes import over_nodes, wrong_of_alike_seeds
 from tests.simulation.sessions import PROPOSALS, levels_without_keep, mixed, nulls, planted, sessions
 from tests.simulation.targets import RULES, Arms, word_rates
 from tests.simulation.words import NOW, OLD
@@ -85,6 +87,8 @@ def tables(repetitions: int) -> Iterator[str]:
     yield _adoption_table(repetitions)
     yield _events_table(repetitions)
     yield _notes_table(repetitions)
+    yield _nodes_table(repetitions)
+    yield _seeds_table(repetitions)
     yield _dependence_table(repetitions)
     yield from session_tables(repetitions // 4)
 
@@ -328,6 +332,27 @@ def _notes_table(repetitions: int) -> str:
     rows = [(name, blocks, *noted(name, blocks=blocks, repetitions=repetitions)) for name in names for blocks in BLOCKS]
     heads = ("noise", "blocks", "a trial acts on the next one", "nodes differ")
     return _table("Notes beside a verdict", heads, rows)
+
+
+def _nodes_table(repetitions: int) -> str:
+    rows = []
+    for nodes, blocks in ((2, 6), (2, 12), (2, 20), (4, 12), (4, 20), (8, 24)):
+        for apart in (0.0, 0.25, 0.5, 1.0):
+            rates = over_nodes(nodes, apart_pct=apart, blocks=blocks, repetitions=repetitions)
+            rows.append((nodes, blocks, f"{apart:g} %", *(getattr(rates, each.name) for each in fields(rates))))
+    heads = ("nodes", "blocks", "sd of the effect over nodes", "wrong of all nodes", "wrong of these nodes",
+             "better at 2 %", "wrong of all, nodes as the sample", "better at 2 %, nodes as the sample")  # fmt: skip
+    return _table("Several nodes", heads, rows)
+
+
+def _seeds_table(repetitions: int) -> str:
+    shares, numbers = (0.0, 0.25, 0.5, 0.75, 1.0), (6, 12, 24)
+    rows = [
+        (f"{share:.0%}", *(wrong_of_alike_seeds(share, seeds=seeds, repetitions=repetitions) for seeds in numbers))
+        for share in shares
+    ]
+    heads = ("variance that two seeds each share", *(f"wrong with {seeds} seeds" for seeds in numbers))
+    return _table("Losses over seeds that are alike in pairs", heads, rows)
 
 
 def _dependence_table(repetitions: int) -> str:
