@@ -22,7 +22,15 @@ from ablate.experiments.analysis.answer import (
     word_of,
 )
 from ablate.experiments.analysis.arm_summary import largest_micro_batch, summarise_arm
-from ablate.experiments.analysis.comparing import Dependence, Levels, Sample, baseline_mean, compare, sample_of
+from ablate.experiments.analysis.comparing import (
+    Dependence,
+    Levels,
+    Sample,
+    baseline_mean,
+    compare,
+    sample_of,
+    shrunk_pct,
+)
 from ablate.experiments.analysis.curves import off_the_curves
 from ablate.experiments.analysis.declared import no_ratio, repeated_seeds, step_above
 from ablate.experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
@@ -248,8 +256,10 @@ class _Judge:
         if answer.cause is Cause.TARGET:
             primary = None
         sample = None if primary is None else self._sample(evidence)
-        when_met = exact.decision if exact else self._adopts(primary)
+        when_met = exact.decision if exact else adopt_or_reject(primary, rule)
         chances = self._chances(name, answer, primary)
+        decision = Decision.INVALID if evidence.no_baseline else decide(answer.published, when_met, requirements)
+        kept = decision is Decision.ADOPT and self._spec.verdict.session is not None
         needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
         kernels = step_kernels(evidence)
         return VariantVerdict(
@@ -264,9 +274,10 @@ class _Judge:
             costs=self._costs(evidence, exclusion),
             nodes=None if sample is None else scope_of(evidence, sample),
             no_baseline=evidence.no_baseline,
-            decision=Decision.INVALID if evidence.no_baseline else decide(answer.published, when_met, requirements),
+            decision=decision,
             primary=primary,
             exact=exact and exact.comparison,
+            shrunk_pct=shrunk_pct(primary, rule) if kept and primary is not None else None,
             secondary=tuple(own.values()),
             requirements=requirements,
             gates_live=_gates_live(evidence.receipts),
@@ -434,9 +445,6 @@ class _Judge:
     def _coarse(self, primary: Comparison) -> bool:
         """Return whether validations are so far apart that more seeds may not answer."""
         return (primary.bias_pct or 0.0) > self.primary.margin_pct / 2
-
-    def _adopts(self, primary: Comparison | None) -> Decision:
-        return adopt_or_reject(primary, self.primary)
 
     def _notes(self, answer: Answer, primary: Comparison | None, chances: Mapping[int, float]) -> Iterator[str]:
         threshold = self.primary.threshold_pct

@@ -5,7 +5,7 @@ variant. The level of a proposal is a part of its spec, so it is fixed and hashe
 """
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ablate.experiments.analysis.verdicts import Verdict
@@ -21,6 +21,7 @@ from ablate.experiments.design.verdict_rule import SessionLevel
 from ablate.experiments.design.workload import COMMAND
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE, Decision, ProposalOutcome
+from ablate.experiments.records.calibration import Calibration
 
 _OUTCOMES = {
     Decision.ADOPT: ProposalOutcome.KEEP,
@@ -42,6 +43,23 @@ def outcome_of(verdict: Verdict) -> ProposalOutcome:
     """Return the answer to the proposal whose only variant has this verdict."""
     (variant,) = verdict.variants
     return _OUTCOMES[variant.decision]
+
+
+SAFE_MARGIN = 0.75
+"""Margin in standard deviations of a block's noise that keeps a session from most of what A/A blocks do not show."""
+
+
+def small_margin(spec: AblationSpec, calibrations: Sequence[Calibration]) -> str | None:
+    """Say that the margin of a session is small beside the noise; None if it is not, or nobody measured that."""
+    sd = max((one.sd_pct for one in calibrations), default=0.0)
+    primary = spec.verdict.primary
+    if not primary.margin.relative or (margin := primary.margin_pct) >= SAFE_MARGIN * sd:
+        return None
+    return (
+        f"The margin of {margin:g} % is {margin / sd:.2g} standard deviations of a block's noise ({sd:.2g} %). Rare "
+        "slow runs of one arm, or blocks that resemble their neighbours where A/A blocks do not, may then lead to a "
+        f"wrong keep; a margin from {SAFE_MARGIN * sd:.2g} % on protects from most of that."
+    )
 
 
 def refuse_session_key(spec: AblationSpec) -> None:

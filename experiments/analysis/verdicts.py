@@ -283,6 +283,8 @@ class VariantVerdict(Frozen):
     """Comparison by statistics; None for an exact primary metric, or without numbers."""
     exact: ExactComparison | None = None
     """Comparison by values, for an exact primary metric."""
+    shrunk_pct: OmitNone[float] = None
+    """Of a kept proposal: the effect in percent without the mean luck of kept ones."""
     secondary: tuple[Comparison, ...] = ()
     """Other metrics, computed in the same way, for information."""
     requirements: tuple[RequirementResult, ...] = ()

@@ -200,6 +200,8 @@ def _limits(variant: VariantVerdict, comparison: Comparison) -> Iterator[str]:
     """Yield what a published verdict does not speak of."""
     if variant.verdict in GOOD and comparison.blocks < FEW_SAMPLES:
         yield bad_runs(comparison.blocks, comparison.unit)
+    if variant.shrunk_pct is not None:
+        yield f"kept effects tend to be too large, without their mean luck it is {wording.percent(variant.shrunk_pct)}"
     if variant.nodes is not None:
         yield f"all of this is {variant.nodes.in_words()} only"
 

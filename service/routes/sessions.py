@@ -16,6 +16,7 @@ from ablate.experiments.analysis.proposals import (
     proposal_problems,
     proposed,
     refuse_session_key,
+    small_margin,
 )
 from ablate.experiments.analysis.sizing import workload_of
 from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, calibration_spec
@@ -231,14 +232,15 @@ def _advice(connection: Connection, row: Row[Any], settings: ServiceSettings) ->
 def _noise_advice(
     connection: Connection, row: Row[Any], incumbent: AblationSpec, settings: ServiceSettings
 ) -> str | None:
-    """Say which A/A blocks proposals lack and how long they take to measure; None if they lack none."""
+    """Say which A/A blocks proposals lack and how long they take to measure, or that the margin is small; or None."""
     node_class = incumbent.placement.node_class
     text = calibration_spec(incumbent, node_class=node_class, blocks=ADMITTING_BLOCKS, order_seed=0)
     spec = parse_spec(text, CONTENT_TYPE)
     plan = make_plan(spec)
     own = read_calibrations(connection, workload=workload_of(plan, spec))
-    if any(is_enough(one, time.time()) for one in own):
-        return None
+    enough = [one for one in own if is_enough(one, time.time())]
+    if enough:
+        return small_margin(incumbent, enough)
     minutes = expected_device_minutes(connection, plan)
     run = f"{2 * ADMITTING_BLOCKS} trials" if minutes is None else f"about {minutes:.0f} device minutes"
     most = max((one.blocks for one in own), default=0)

@@ -59,7 +59,8 @@ class SessionPath(SessionPublic):
 
     path: list[ProposalPublic]
     advice: str | None
-    """What its proposals lack: A/A blocks, with the commands that measure them, or an evaluation; null if nothing."""
+    """What its proposals lack: A/A blocks, with the commands that measure them, a margin beyond the noise, or an
+    evaluation; null if nothing."""
     spec: str = Field(description="YAML of a spec whose baseline is the incumbent. Change its variant to propose.")
 
 

@@ -257,6 +257,16 @@ def test_a_proposal_whose_noise_nobody_will_measure_is_refused_before_it_spends(
         assert tried(api, values_of(verdict__primary=rule))["number"] == 1, "as many admit any ablation"
 
 
+def test_a_session_whose_margin_is_small_beside_the_noise_says_so(tmp_path: Path) -> None:
+    rule = spec_values()["verdict"]["primary"]
+    with running_api("sqlite", tmp_path, control_every=0) as api:
+        measure_noise(api, opened(api, verdict__primary=rule)["spec"], blocks=20)
+        assert shown(api)["advice"] is None, "0.5 % is twice the noise of 0.2 %"
+        advice = opened(api, "bold", verdict__primary={**rule, "margin": "0.1%"})["advice"]
+        assert "The margin of 0.1 % is 0.49 standard deviations of a block's noise (0.21 %)" in advice
+        assert "a margin from 0.15 % on protects" in advice
+
+
 def test_a_proposal_measures_the_noise_that_nobody_measured(tmp_path: Path) -> None:
     rule = spec_values()["verdict"]["primary"]
     with running_api("sqlite", tmp_path, control_every=10) as api:

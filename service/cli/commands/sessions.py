@@ -87,7 +87,7 @@ def _session(session: "SessionPath") -> RenderableType:
         ("incumbent", f"{incumbent}; its spec: ablate sessions spec {escape(session.name)}"),
         ("kept", f"{session.kept:,} of {wording.counted(session.proposals, 'proposal')}"),
         ("next level", f"{100 * session.next_level:.2g} %"),
-        *([("missing", f"[yellow]{escape(session.advice)}[/]")] if session.advice else []),
+        *([("advice", f"[yellow]{escape(session.advice)}[/]")] if session.advice else []),
     )
     table = TerminalTable(*numbers("proposal"), *names("outcome"), *numbers("level"), *texts("answer", "note"),
                           *names("name"), *ids("ablation"), leaving=("ablation", "name"))  # fmt: skip

@@ -1,10 +1,13 @@
 """Proposals of a session: the level in spec, rule and tests, what a proposal may change, and the next incumbent."""
 
 import json
+import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.looks import at_look
@@ -26,7 +29,9 @@ from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.errors import SpecError
 from ablate.experiments.outcomes import PROPOSAL_EXIT_CODES, Decision, Outcome, ProposalOutcome, VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED, Circumstances
+from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.pages.circumstance_tables import rule_in_words
+from ablate.experiments.reporting.verdict_layout import lay_out, short_answer
 from tests.factories import command_values, make_receipt, make_receipts, spec_values
 from tests.unit.experiments.analysis.test_caps import asked
 
@@ -115,6 +120,33 @@ def chance(spec: AblationSpec) -> float:
 )
 def test_a_decision_is_keep_discard_or_undecided(ratio: float, outcome: ProposalOutcome) -> None:
     assert outcome_of(judged(as_proposal(values_of()), ratio, sd=0.004)) is outcome
+
+
+@pytest.mark.parametrize(("metric", "sign"), [("tokens_per_s", 1), ("step_s", -1)])
+@pytest.mark.parametrize(("sd", "adopt_if"), [(0.002, "0.5%"), (0.006, "0.5%"), (0.006, "2.5%")])
+def test_a_kept_effect_is_shown_without_the_mean_luck_of_kept_ones(
+    metric: str, sign: int, sd: float, adopt_if: str
+) -> None:
+    primary = {"metric": metric, "margin": "0.5%", "adopt_if": adopt_if}
+    spec = as_proposal(values_of(verdict__primary=primary, design__blocks={"count": 10}))
+    verdict = judged(spec, 1.03, sd=sd)
+    (variant,) = verdict.variants
+    one = variant.primary
+    assert (variant.decision, math.copysign(1, one.delta_pct)) == (Decision.ADOPT, sign)
+    near, bound, threshold = (
+        sign * math.log1p(pct / 100)
+        for pct in (one.ci_low_pct if sign > 0 else one.ci_high_pct, sign * 0.5, sign * float(adopt_if[:-1]))
+    )
+    gain, se = abs(math.log1p(one.delta_pct / 100)), one.sd_pct / 100 * one.widened / math.sqrt(one.blocks)
+    least = max(gain - near + bound, threshold)
+    mean = stats.truncnorm.mean((least - gain) / se, np.inf, loc=gain, scale=se)
+    assert sign * math.log1p(variant.shrunk_pct / 100) == pytest.approx(max(near, 2 * gain - mean), rel=1e-6)
+    assert abs(variant.shrunk_pct) <= abs(one.delta_pct)
+    shown = wording.percent(variant.shrunk_pct)
+    assert f" (shrunk {shown})" in short_answer(verdict)
+    assert f"without their mean luck it is {shown}" in lay_out(verdict).variants[0].sentence
+    (plain,) = judged(parse(values_of(verdict__primary=primary, design__blocks={"count": 10})), 1.03, sd=sd).variants
+    assert (plain.decision, plain.shrunk_pct) == (Decision.ADOPT, None)
 
 
 def test_a_proven_null_and_a_broken_variant_are_discarded_and_an_invalid_one_is_undecided() -> None:
