@@ -21,7 +21,7 @@ from ablate.experiments.analysis.answer import (
     with_broken_requirements,
     word_of,
 )
-from ablate.experiments.analysis.arm_summary import largest_micro_batch, summarise_arm
+from ablate.experiments.analysis.arm_summary import gates_live, largest_micro_batch, summarise_arm
 from ablate.experiments.analysis.comparing import (
     Dependence,
     Levels,
@@ -63,7 +63,6 @@ from ablate.experiments.analysis.sample_checks import (
 )
 from ablate.experiments.analysis.statistics import count_flip_p, dependence_of
 from ablate.experiments.analysis.verdicts import (
-    NOT_OBSERVED,
     OPEN,
     Cause,
     Comparison,
@@ -77,7 +76,6 @@ from ablate.experiments.analysis.verdicts import (
 from ablate.experiments.block_numbers import block_list, block_name
 from ablate.experiments.design.comparability import other_model, other_work
 from ablate.experiments.design.gate import Claim
-from ablate.experiments.design.gate_readings import DECLARED
 from ablate.experiments.design.metrics import (
     CURVE_METRICS,
     EXACT_METRICS,
@@ -93,7 +91,7 @@ from ablate.experiments.design.rule import LOAD_LEVEL, blocks_for_rarest_event, 
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.design.verdict_rule import Primary, Requirement
 from ablate.experiments.documents import seal
-from ablate.experiments.outcomes import GOOD, Decision, FailureClass, Outcome, VerdictWord
+from ablate.experiments.outcomes import GOOD, Decision, FailureClass, VerdictWord
 from ablate.experiments.records.circumstances import AttemptRecord, Circumstances
 from ablate.experiments.records.receipts import Receipt
 from ablate.experiments.retries import Break, spoiled_by_load
@@ -117,8 +115,6 @@ _BY_THE_ARM = frozenset(
 may be a lucky one."""
 _FROM_OUTSIDE = frozenset({FailureClass.INVALID_MEASUREMENT, FailureClass.DISTURBED})
 """Failures that usually come from outside: a guard, or others' load."""
-_CUT_SHORT = (Outcome.TIMEOUT, Outcome.OOM, Outcome.FAILED)
-"""Outcomes of trials that did not finish."""
 _NAMED_EARLIER = 3
 """Earlier askings that a note names."""
 _WORTH_A_NOTE = 1.005
@@ -250,7 +246,6 @@ class _Judge:
         if exact is not None:
             primary = None
         requirements = () if exclusion else self._requirements(evidence)
-        base = self._plan.baseline
         other = self._other_work(evidence, self._spec.metric)
         answer = with_broken_requirements(self._answer(evidence, exclusion, exact or primary, other), requirements)
         if answer.cause is Cause.TARGET:
@@ -259,7 +254,6 @@ class _Judge:
         when_met = exact.decision if exact else adopt_or_reject(primary, rule)
         chances = self._chances(name, answer, primary)
         decision = Decision.INVALID if evidence.no_baseline else decide(answer.published, when_met, requirements)
-        kept = decision is Decision.ADOPT and self._spec.verdict.session is not None
         needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
         kernels = step_kernels(evidence)
         return VariantVerdict(
@@ -270,17 +264,17 @@ class _Judge:
             reason=answer.reason,
             missing=answer.missing,
             other_work=other,
-            other_model=other_model(evidence.arm, base),
+            other_model=other_model(evidence.arm, self._plan.baseline),
             costs=self._costs(evidence, exclusion),
             nodes=None if sample is None else scope_of(evidence, sample),
             no_baseline=evidence.no_baseline,
             decision=decision,
             primary=primary,
             exact=exact and exact.comparison,
-            shrunk_pct=shrunk_pct(primary, rule) if kept and primary is not None else None,
+            shrunk_pct=self._shrunk(primary, decision),
             secondary=tuple(own.values()),
             requirements=requirements,
-            gates_live=_gates_live(evidence.receipts),
+            gates_live=gates_live(evidence.receipts),
             chances=chances,
             blocks_needed=needed,
             device_minutes_needed=None if needed is None else round(needed * self._block_minutes, 2),
@@ -288,8 +282,7 @@ class _Judge:
                 *_unmet(requirements),
                 *not_exact_notes,
                 *(exact.notes if exact else self._notes(answer, primary, chances)),
-                *(() if sample is None else influences(evidence, self._whole, sample)),
-                *(() if sample is None else self._both_estimates(answer, sample)),
+                *(() if sample is None else self._beside(answer, evidence, sample)),
                 *program_notes(evidence, rule.metric),
                 *_lost_notes(evidence),
                 *([kernel_note(kernels)] if kernels else []),
@@ -311,8 +304,13 @@ class _Judge:
             return None
         return costs_of(evidence) if evidence.claim is Claim.CHANGES_MODEL else None
 
-    def _both_estimates(self, answer: Answer, sample: Sample) -> Iterator[str]:
-        """Yield that stalls differ, or that total and median are further apart than the margin, beside a word."""
+    def _shrunk(self, primary: Comparison | None, decision: Decision) -> float | None:
+        kept = decision is Decision.ADOPT and self._spec.verdict.session is not None
+        return shrunk_pct(primary, self.primary) if kept and primary is not None else None
+
+    def _beside(self, answer: Answer, evidence: Evidence, sample: Sample) -> Iterator[str]:
+        """Yield other influences, and that stalls differ or that total and median are further apart than the margin."""
+        yield from influences(evidence, self._whole, sample)
         if sample.window is None or answer.cause is Cause.STALLS:
             return
         stalls = stalls_differ(sample, self.primary.margin_pct) or estimates_apart(sample, self.primary.margin_pct)
@@ -571,26 +569,6 @@ def _loads_differ(loads: Sequence[AttemptRecord], variant: str, baseline: str) -
     if p > LOAD_LEVEL:
         return None
     return f"others' load ended {hits[0]} attempts in its trials and {hits[1]} in the baseline's (sign test, p {p:.2g})"
-
-
-def _gates_live(receipts: Sequence[Receipt]) -> str:
-    """Return how many observed gates were live in the trials that finished, and which gates nothing observes there.
-
-    A gate that cannot act on the node, or in this model, leaves no fact. A stopped trial had not shown all gates.
-    """
-    if not all(receipt.config.attested for receipt in receipts):
-        return DECLARED
-    whole = [receipt for receipt in receipts if receipt.outcome not in _CUT_SHORT]
-    readings = [(name, reading) for receipt in whole for name, reading in receipt.gates.items()]
-    seen = {name for name, reading in readings if reading.observed is not None or not reading.live}
-    unseen = sorted({name for name, _ in readings} - seen)
-    live = [(name, reading.live) for name, reading in readings if name in seen]
-    idle = ", ".join(sorted({name for name, is_live in live if not is_live}))
-    cut = len(receipts) - len(whole)
-    short = [f"{cut} {'trial' if cut == 1 else 'trials'} stopped early and not counted"] if cut else []
-    apart = [f"{NOT_OBSERVED}: {', '.join(unseen)}"] if unseen and live else []
-    counts = [f"{sum(is_live for _, is_live in live)}/{len(live)}"] if live else []
-    return ", ".join([*counts, *([f"not live: {idle}"] if idle else []), *short, *apart]) or "none was seen"
 
 
 def _block_minutes(plan: Plan, whole: WholeBlocks) -> float:

@@ -93,7 +93,7 @@ def _kept(drawing: Drawing, effects_pct: Array, blocks: int, margin_pct: float, 
         gain, low = words.estimate[:, 0], words.low[:, 0]
         se = (gain - low) / special.stdtrit(blocks - 2, 1 - levels / 2)
         gains[:, index] = gain
-        shrunk[:, index] = np.maximum(low, without_luck(gain, gain - low + margin, se))
+        shrunk[:, index] = np.maximum(low, without_luck(gain, np.minimum(gain, gain - low + margin), se))
     return Kept(by_budget=by_budget, by_greed=by_greed, gains=gains, shrunk=shrunk, improves=effects_pct > 0)
 
 
