@@ -196,6 +196,33 @@ def with_kept(incumbent: bytes, proposal: bytes) -> bytes:
     return spec_yaml(values)
 
 
+INCUMBENT = "incumbent"
+"""Name of the variant that compares an incumbent with its session's first baseline."""
+
+
+def since_the_first(first: bytes, incumbent: bytes) -> bytes:
+    """Return the YAML of a spec whose one variant is the incumbent of a session, against its first baseline.
+
+    `first` is the spec of its first proposal and `incumbent` that of the session, both YAML.
+    """
+    began, values = load_values(first, CONTENT_TYPE), load_values(incumbent, CONTENT_TYPE)
+    before, now, baseline = began["workload"], values["workload"], values.get("baseline") or {}
+    variant = {name: baseline[name] for name in ("gates", "args", "env") if baseline.get(name)}
+    variant |= {"overrides": now["overrides"]} if now.get("overrides") else {}
+    code, old = now.get("code"), before.get("code")
+    if code != old:
+        both = isinstance(code, Mapping) and isinstance(old, Mapping)
+        variant["code"] = {"commit": code["commit"]} if both and code.get("git", "") == old.get("git") else code
+    workload = {name: value for name, value in now.items() if name not in ("overrides", "code", "require_kernels")}
+    workload |= {name: before[name] for name in ("overrides", "code") if before.get(name) is not None}
+    required = {BASELINE: before, INCUMBENT: now}
+    patterns = {arm: (one.get("require_kernels") or {}).get(BASELINE) for arm, one in required.items()}
+    if any(patterns.values()):
+        workload["require_kernels"] = {arm: pattern for arm, pattern in patterns.items() if pattern}
+    values |= {"baseline": began.get("baseline") or {}, "workload": workload, "variants": {INCUMBENT: variant}}
+    return spec_yaml(values)
+
+
 def _with_code(evaluate: Any, code: Any) -> dict[str, Any]:
     """Return the evaluation with the code that it has had so far, because that of the workload changes."""
     own = dict(evaluate) if isinstance(evaluate, Mapping) else {COMMAND: evaluate}

@@ -16,6 +16,7 @@ from ablate.experiments.analysis.proposals import (
     proposal_problems,
     proposed,
     refuse_session_key,
+    since_the_first,
     small_margin,
 )
 from ablate.experiments.analysis.sizing import workload_of
@@ -42,7 +43,7 @@ from ablate.service.routes.submissions import (
 from ablate.service.schemas.sessions import ProposalAccepted, ProposalPublic, SessionList, SessionPath, SessionPublic
 from ablate.service.schemas.submissions import SpecBody
 from ablate.service.settings import ServiceSettings
-from ablate.service.store.ablations import sessions
+from ablate.service.store.ablations import ablations, sessions
 from ablate.service.store.ablations.device_minutes import expected_device_minutes
 from ablate.service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission
 from ablate.service.store.files import code_archives
@@ -83,7 +84,13 @@ def session_path(connection: Connection, name: str, principal: Principal, settin
     path = [_proposal(one) for one in rows]
     text = code_archives.shown_spec(connection, row.spec_text, principal)
     advice = None if row.closed_at is not None else _advice(connection, row, settings)
-    return SessionPath(**_public(row, rows).model_dump(), path=path, spec=text, advice=advice)
+    public, whole = _public(row, rows), None
+    if public.kept:
+        first, _ = ablations.spec_texts(connection, [rows[0].ablation_id])[rows[0].ablation_id]
+        whole = code_archives.shown_spec(
+            connection, since_the_first(first.encode(), row.spec_text.encode()).decode(), principal
+        )
+    return SessionPath(**public.model_dump(), path=path, spec=text, whole=whole, advice=advice)
 
 
 def _public(row: Row[Any], proposals: Sequence[Row[Any]]) -> SessionPublic:

@@ -110,6 +110,9 @@ def test_a_session_goes_from_proposal_to_proposal(api: Api) -> None:
     assert (after["incumbent"], after["kept"], after["running"]) == (2, 1, None)
     assert after["next_level"] == session_level(3, [2]) > session_level(3)
     assert parse_spec(after["spec"].encode(), "application/yaml").baseline.gates == {"chunk_size": 32}
+    whole = parse_spec(after["whole"].encode(), "application/yaml")
+    assert (whole.baseline.gates, whole.variants["incumbent"].gates) == ({"chunk_size": 16}, {"chunk_size": 32})
+    assert (begun["whole"], whole.verdict.session) == (None, None)
 
     third = tried(api, proposal_of(after["spec"], both=GATES["psiv-on"]))
     assert (third["incumbent"], third["level"]) == (2, session_level(3, [2]))

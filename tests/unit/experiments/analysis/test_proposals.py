@@ -18,10 +18,11 @@ from ablate.experiments.analysis.proposals import (
     proposal_problems,
     proposed,
     refuse_session_key,
+    since_the_first,
     with_kept,
 )
 from ablate.experiments.design.aa_spec import calibration_spec
-from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.load import load_values, parse_spec
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.power import Look, alpha_of, detectable_per_sd, session_level
 from ablate.experiments.design.rule import rule_of
@@ -286,6 +287,37 @@ def test_the_next_incumbent_is_the_kept_arm(make: Any) -> None:
         config = make_plan(parse(plain)).baseline.config.values_with_seed
         assert config == kept.config.values_with_seed
         assert not list(proposal_problems(parse(plain), following, "s"))
+        compared += 1
+
+
+@pytest.mark.parametrize("make", [random_recipe, random_command])
+def test_the_whole_gain_of_a_session_is_its_incumbent_against_its_first_baseline(make: Any) -> None:
+    """Against an independent reading: the arms of all proposals on the way, each kept."""
+    rng, compared = random.Random(30), 0  # noqa: S311  # draws specs
+    while compared < 30:
+        values = make(rng)
+        opened = values | {"labels": {"of": "session"}}
+        opened["workload"] = {key: value for key, value in values["workload"].items() if key != "require_kernels"}
+        incumbent = as_yaml(json.dumps(opened).encode(), "application/json")
+        first = b""
+        try:
+            for number in range(1, rng.randint(2, 4)):
+                own = make(rng)["variants"] if number > 1 else values["variants"]
+                now = load_values(incumbent, "application/yaml") | {"variants": own, "labels": {}}
+                if number == 1:
+                    now["workload"] = values["workload"]
+                text = propose(now, "s", number, ())
+                kept = make_plan(parse_spec(text, "application/yaml")).arm_by_name["new"]
+                first = first or text
+                incumbent = with_kept(incumbent, text)
+            whole = parse_spec(since_the_first(first, incumbent), "application/yaml")
+            plan = make_plan(whole)
+        except SpecError:  # a drawn variant, or all of them together, equal the baseline, or do not fit it
+            continue
+        assert (whole.verdict.session, whole.labels) == (None, {"of": "session"})
+        began = make_plan(parse_spec(first, "application/yaml")).baseline
+        assert plan.baseline.config.values_with_seed == began.config.values_with_seed
+        assert plan.arm_by_name["incumbent"].config.values_with_seed == kept.config.values_with_seed
         compared += 1
 
 
