@@ -324,6 +324,7 @@ def test_the_pages_show_the_path_of_a_session(api: Api) -> None:
     running = tried(api, proposal_of(shown(api)["spec"], less={"gates": {"chunk_size": 32}}))
     page = " ".join(re.sub("<[^>]*>", " ", html.unescape(person.get("/sessions/night").text)).split())
     assert "1 of 2 proposals kept. The incumbent is proposal 1. The next proposal is tested at" in page
+    assert "ablate sessions spec night --whole measures all of them again" in page
     newest, first = page.index("2 chunk_size 16 → 32 queued"), page.index("1 psiv_cache true ✓ keep better")
     assert "first baseline 1.3 %" in page
     assert newest < first

@@ -11,6 +11,7 @@ from scipy import stats
 
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.looks import at_look
+from ablate.experiments.analysis.noise.calibrate import calibrate
 from ablate.experiments.analysis.proposals import (
     as_yaml,
     opening_problems,
@@ -19,6 +20,7 @@ from ablate.experiments.analysis.proposals import (
     proposed,
     refuse_session_key,
     since_the_first,
+    small_margin,
     with_kept,
 )
 from ablate.experiments.design.aa_spec import calibration_spec
@@ -33,6 +35,7 @@ from ablate.experiments.records.circumstances import CALIBRATED, Circumstances
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.pages.circumstance_tables import rule_in_words
 from ablate.experiments.reporting.verdict_layout import lay_out, short_answer
+from tests.calibrations import KEY, noisy_blocks
 from tests.factories import command_values, make_receipt, make_receipts, spec_values
 from tests.unit.experiments.analysis.test_caps import asked
 
@@ -158,6 +161,20 @@ def test_a_proven_null_and_a_broken_variant_are_discarded_and_an_invalid_one_is_
         ended = {"baseline": {}, "psiv-on": {"outcome": outcome, "message": "it ended"}}
         receipts = [make_receipt(plan, block, arm, **ended[arm]) for block in plan.blocks for arm in block.order]
         assert outcome_of(judge(plan, spec, receipts, CALIBRATED)) is expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_margin_below_three_quarters_of_the_noise_is_small(seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311  # draws numbers
+    own = [calibrate(KEY, noisy_blocks(20, sd=rng.uniform(0.0005, 0.05), seed=number)) for number in range(1, 4)]
+    noise, margin = max(one.sd_pct for one in own), round(rng.uniform(0.1, 6.0), 2)
+    spec = parse(values_of(verdict__primary={"metric": "tokens_per_s", "margin": f"{margin}%"}))
+    text = small_margin(spec, own)
+    assert (text is not None) == (margin < 0.75 * noise)
+    assert text is None or f"The margin of {margin:g} % is {margin / noise:.2g} standard deviations" in text
+    assert small_margin(spec, []) is None
+    amount = {"metric": "loss_val", "margin": "0.01 nats"}
+    assert small_margin(parse(values_of(verdict__primary=amount)), own) is None, "an amount is no percent"
 
 
 def test_every_decision_has_an_outcome() -> None:
