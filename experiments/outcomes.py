@@ -158,6 +158,10 @@ class VerdictWord(StrEnum):
     FAILED = "failed"
 
 
+GOOD = (VerdictWord.BETTER, VerdictWord.SAME)
+"""Verdicts of a variant that may be used."""
+
+
 class Decision(StrEnum):
     """Decision of the pre-registered rule on a variant; sets the exit code of `ablate verdict`."""
 

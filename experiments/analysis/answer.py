@@ -52,10 +52,10 @@ def sentence(word: VerdictWord, comparison: Comparison, primary: "Primary") -> s
 def samples(comparison: Comparison) -> str:
     """Return the number of samples, for example "6 blocks", or "12 seeds, a mean of 2.104 nats + 0.0312"."""
     if comparison.baseline is None:
-        return f"{comparison.blocks} blocks"
+        return f"{comparison.blocks} {comparison.unit}"
     change = comparison.delta_pct / 100 * unit_of_shares(comparison.baseline)
     unit = METRICS[comparison.metric].unit
-    return f"{comparison.blocks} seeds ({change:+.4g} {unit} from a mean of {comparison.baseline:.5g})"
+    return f"{comparison.blocks} {comparison.unit} ({change:+.4g} {unit} from a mean of {comparison.baseline:.5g})"
 
 
 def _why(word: VerdictWord, comparison: Comparison, primary: "Primary") -> str:
@@ -70,14 +70,14 @@ def _why(word: VerdictWord, comparison: Comparison, primary: "Primary") -> str:
     return f"{cause} of {primary.margin_pct:.4g} % (p {comparison.p_holm:.2g} that it is zero)"
 
 
-FEW_SEEDS = 12
-"""Seeds below which the first line on a loss says what they cannot exclude."""
+FEW_SAMPLES = 12
+"""Blocks or seeds below which the first line on a good variant says what they cannot exclude."""
 
 
-def bad_runs(seeds: int) -> str:
-    """Say what share of bad runs so many seeds without one cannot exclude, at 95 %."""
-    share = 1 - 0.05 ** (1 / seeds)
-    return f"{seeds} seeds do not exclude that up to {share:.0%} of this arm's runs end far worse than these"
+def bad_runs(samples: int, unit: str) -> str:
+    """Say what share of bad runs so many blocks or seeds without one cannot exclude, at 95 %."""
+    share = 1 - 0.05 ** (1 / samples)
+    return f"{samples} {unit} do not exclude that up to {100 * share:.0f} % of this arm's runs are far worse than these"
 
 
 _DECISIONS = {

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ablate.experiments.analysis.statistics import mean_of
-from ablate.experiments.analysis.verdicts import ArmSummary, LargestMicroBatch, NodeMeans
+from ablate.experiments.analysis.verdicts import NOT_OBSERVED, ArmSummary, LargestMicroBatch, NodeMeans
 from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.gate_readings import DECLARED
 from ablate.experiments.design.metrics import METRICS
 from ablate.experiments.design.plan import Plan
 from ablate.experiments.outcomes import Outcome
@@ -88,3 +89,27 @@ def _means(names: Iterable[str], measured: Sequence[Receipt]) -> dict[str, float
 def _mean(values: Sequence[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return mean_of(present) if present and len(present) == len(values) else None
+
+
+_CUT_SHORT = (Outcome.TIMEOUT, Outcome.OOM, Outcome.FAILED)
+"""Outcomes of trials that did not finish."""
+
+
+def gates_live(receipts: Sequence[Receipt]) -> str:
+    """Return how many observed gates were live in the trials that finished, and which gates nothing observes there.
+
+    A gate that cannot act on the node, or in this model, leaves no fact. A stopped trial had not shown all gates.
+    """
+    if not all(receipt.config.attested for receipt in receipts):
+        return DECLARED
+    whole = [receipt for receipt in receipts if receipt.outcome not in _CUT_SHORT]
+    readings = [(name, reading) for receipt in whole for name, reading in receipt.gates.items()]
+    seen = {name for name, reading in readings if reading.observed is not None or not reading.live}
+    unseen = sorted({name for name, _ in readings} - seen)
+    live = [(name, reading.live) for name, reading in readings if name in seen]
+    idle = ", ".join(sorted({name for name, is_live in live if not is_live}))
+    cut = len(receipts) - len(whole)
+    short = [f"{cut} {'trial' if cut == 1 else 'trials'} stopped early and not counted"] if cut else []
+    apart = [f"{NOT_OBSERVED}: {', '.join(unseen)}"] if unseen and live else []
+    counts = [f"{sum(is_live for _, is_live in live)}/{len(live)}"] if live else []
+    return ", ".join([*counts, *([f"not live: {idle}"] if idle else []), *short, *apart]) or "none was seen"

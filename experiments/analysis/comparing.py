@@ -21,6 +21,7 @@ from ablate.experiments.analysis.statistics import (
     own_dependence,
     sign_flip_p,
     widening,
+    without_luck,
 )
 from ablate.experiments.analysis.verdicts import Comparison, unit_of_shares
 from ablate.experiments.design.metrics import (
@@ -33,6 +34,7 @@ from ablate.experiments.design.metrics import (
 )
 from ablate.experiments.design.power import FEWEST_BLOCKS, ONE_LOOK, Look, detectable_per_sd
 from ablate.experiments.design.spec_values import Difference
+from ablate.experiments.design.verdict_rule import Primary
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.receipts import Receipt, read_named
 
@@ -353,3 +355,18 @@ def _comparison(metric: str, sample: Sample, fitted: Fit, arm: str, tests: _Test
 
 def _summed(outliers: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return sum(baseline for baseline, _ in outliers), sum(variant for _, variant in outliers)
+
+
+def shrunk_pct(comparison: Comparison, primary: Primary) -> float:
+    """Return the effect of an adopted variant without the mean luck of adopted ones; at least the interval's near end.
+
+    Such a variant was adopted because its estimate is large enough, so that tends to be too large.
+    """
+    scale, sign = RATIO if comparison.baseline is None else SHARE, math.copysign(1, comparison.delta_pct)
+    near = comparison.ci_low_pct if sign > 0 else comparison.ci_high_pct
+    ends = (comparison.delta_pct, near, sign * primary.margin_pct, sign * primary.threshold_pct)
+    gain, low, margin, threshold = (sign * scale.natural(pct) for pct in ends)
+    se = comparison.sd_pct / 100 * comparison.widened / math.sqrt(comparison.blocks)
+    if se == 0:
+        return comparison.delta_pct
+    return scale.percent(sign * max(low, float(without_luck(gain, max(threshold, gain - low + margin), se))))

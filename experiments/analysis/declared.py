@@ -41,11 +41,11 @@ def _measured(receipt: Receipt) -> bool:
     return receipt.outcome is Outcome.MEASURED
 
 
-def one_value(evidence: Evidence, name: str) -> str | None:
-    """Say which arm reports one number with every seed although the arms differ; None if no arm does.
+def repeated_seeds(evidence: Evidence, name: str) -> str | None:
+    """Say which seeds repeat one run although the arms differ: all of one arm, or two in both arms; None if none do.
 
     For losses, numbers of their curves (the last loss stands for the curve) and declared metrics.
-    Such an arm ignores its seed. Its blocks repeat one run, so they do not show what another run would give.
+    Such blocks do not show what another run would give.
     """
     if name in METRICS and name not in SEED_METRICS:
         return None
@@ -56,9 +56,18 @@ def one_value(evidence: Evidence, name: str) -> str | None:
     for arm, own in ((evidence.arm.name, [one for one, _ in values]), ("baseline", [base for _, base in values])):
         if len(set(own)) == 1:
             return f"arm '{arm}' reports {name} {own[0]:g} with every seed, so its blocks repeat one run"
+    every = [value for both in values for value in both if value is not None]
+    if (step_of(every) or 0.0) * _FINE > max(every) - min(every):
+        return None
+    first: dict[tuple[float | None, float | None], int] = {}
+    for pair, both in zip(evidence.pairs, values, strict=True):
+        if (seed := first.setdefault(both, pair.seed)) != pair.seed:
+            return f"seeds {seed} and {pair.seed} give the same {name} in both arms, so their blocks repeat one run"
     return None
 
 
+_FINE = 1000
+"""Steps in the range of values that are so many that values do not meet by chance."""
 _WHOLE = 1e-6
 """Share of the range of values that counts as no difference."""
 

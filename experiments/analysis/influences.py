@@ -10,10 +10,11 @@ import numpy as np
 import scipy
 
 from ablate.experiments.analysis.comparing import Sample
-from ablate.experiments.analysis.evidence import Evidence, Pair, WholeBlocks
+from ablate.experiments.analysis.evidence import Evidence, WholeBlocks
 from ablate.experiments.analysis.sample_checks import spread_ratio
 from ablate.experiments.analysis.statistics import Array, Fit, fit, log_ratio, percent
-from ablate.experiments.outcomes import VerdictWord
+from ablate.experiments.analysis.verdicts import Nodes
+from ablate.experiments.outcomes import GOOD, VerdictWord
 
 LEVEL = 0.05
 """Level of each test."""
@@ -57,8 +58,8 @@ def influences(evidence: Evidence, whole: WholeBlocks, sample: Sample) -> Iterat
     carried = proved_carry_over(evidence, whole, sample)
     if carried is not None:
         yield carried.in_words()
-    if _of_blocks(evidence, sample):
-        yield from _by_node(evidence.pairs, sample)
+    if _of_blocks(evidence, sample) and (effects := node_effects(_nodes(evidence), sample)) is not None:
+        yield effects.in_words()
 
 
 def proved_carry_over(evidence: Evidence, whole: WholeBlocks, sample: Sample) -> CarryOver | None:
@@ -89,7 +90,7 @@ def said_by_median(word: VerdictWord, sample: Sample, rule: WordTests, widening:
         return True
     fitted = fit(sample.window.by_median, sample.places).widened(widening)
     if word is VerdictWord.INCONCLUSIVE:
-        return not any(holds(one, fitted, rule) for one in (VerdictWord.BETTER, VerdictWord.SAME))
+        return not any(holds(one, fitted, rule) for one in GOOD)
     other_way = float(fitted.mean) * float(sample.fit().mean) < 0 and word is not VerdictWord.SAME
     return holds(word, fitted, rule) and not other_way
 
@@ -149,25 +150,39 @@ def follows(evidence: Evidence, whole: WholeBlocks) -> list[int]:
     ]
 
 
-def _by_node(pairs: Sequence[Pair], sample: Sample) -> Iterator[str]:
-    nodes = [pair.variant.environment.node_name for pair in pairs]
-    effects = node_effects(nodes, sample)
-    if effects is None:
-        return
-    counts = {node: nodes.count(node) for node in effects.by_node}
-    each = ", ".join(f"{node} {percent(d):+.2f} % ({counts[node]} blocks)" for node, d in effects.by_node.items())
-    word = "they differ" if effects.p <= LEVEL else "no difference between them is proved"
-    yield f"effect by node: {each}; {word} (F test, p {effects.p:.2g}); the verdict speaks of these nodes together"
-
-
 @dataclass(frozen=True, kw_only=True)
 class NodeEffects:
     """The effect on each node, and whether nodes differ."""
 
     by_node: dict[str, float]
     """Mean of d at equal places, in natural log units, by the name of the node."""
+    blocks: dict[str, int]
     p: float
     """p value that all nodes have one effect."""
+
+    @property
+    def differ(self) -> bool:
+        """Whether it is proved that nodes have different effects."""
+        return self.p <= LEVEL
+
+    def in_words(self) -> str:
+        """Return the numbers as a note."""
+        each = ", ".join(f"{name} {percent(d):+.2f} % ({self.blocks[name]} blocks)" for name, d in self.by_node.items())
+        word = "they differ" if self.differ else "no difference between them is proved"
+        return f"effect by node: {each}; {word} (F test, p {self.p:.2g})"
+
+
+def scope_of(evidence: Evidence, sample: Sample) -> Nodes | None:
+    """Return the nodes whose times a verdict compares; None for one node."""
+    nodes = _nodes(evidence)
+    if len(set(nodes)) < 2 or not _of_blocks(evidence, sample):
+        return None
+    effects = node_effects(nodes, sample)
+    return Nodes(names=tuple(sorted(set(nodes))), differ=effects is not None and effects.differ)
+
+
+def _nodes(evidence: Evidence) -> list[str]:
+    return [pair.variant.environment.node_name for pair in evidence.pairs]
 
 
 def node_effects(nodes: Sequence[str], sample: Sample) -> NodeEffects | None:
@@ -189,7 +204,8 @@ def node_effects(nodes: Sequence[str], sample: Sample) -> NodeEffects | None:
     ratio = between / (squares / freedom) if squares > 0 else np.inf
     rounding = 1e-20 * float(d @ d)
     p = float(scipy.special.fdtrc(len(names) - 1, freedom, ratio)) if between > rounding else 1.0
-    return NodeEffects(by_node={name: float(value) for name, value in zip(names, values, strict=False)}, p=p)
+    by_node = {name: float(value) for name, value in zip(names, values, strict=False)}
+    return NodeEffects(by_node=by_node, blocks={name: nodes.count(name) for name in names}, p=p)
 
 
 def _fitted(columns: Array, d: Array) -> tuple[Array, float]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ablate.experiments.analysis.answer import (
-    FEW_SEEDS,
+    FEW_SAMPLES,
     Answer,
     adopt_or_reject,
     as_measured,
@@ -21,10 +21,18 @@ from ablate.experiments.analysis.answer import (
     with_broken_requirements,
     word_of,
 )
-from ablate.experiments.analysis.arm_summary import largest_micro_batch, summarise_arm
-from ablate.experiments.analysis.comparing import Dependence, Levels, Sample, baseline_mean, compare, sample_of
+from ablate.experiments.analysis.arm_summary import gates_live, largest_micro_batch, summarise_arm
+from ablate.experiments.analysis.comparing import (
+    Dependence,
+    Levels,
+    Sample,
+    baseline_mean,
+    compare,
+    sample_of,
+    shrunk_pct,
+)
 from ablate.experiments.analysis.curves import off_the_curves
-from ablate.experiments.analysis.declared import no_ratio, one_value, step_above
+from ablate.experiments.analysis.declared import no_ratio, repeated_seeds, step_above
 from ablate.experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
 from ablate.experiments.analysis.exact import ExactResult, judge_exactly, not_exact
 from ablate.experiments.analysis.guards import clock_note
@@ -34,6 +42,7 @@ from ablate.experiments.analysis.influences import (
     holds,
     influences,
     said_by_median,
+    scope_of,
 )
 from ablate.experiments.analysis.noise.calibrate import aa_blocks_of
 from ablate.experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
@@ -55,7 +64,6 @@ from ablate.experiments.analysis.sample_checks import (
 )
 from ablate.experiments.analysis.statistics import count_flip_p, dependence_of
 from ablate.experiments.analysis.verdicts import (
-    NOT_OBSERVED,
     OPEN,
     Cause,
     Comparison,
@@ -69,7 +77,6 @@ from ablate.experiments.analysis.verdicts import (
 from ablate.experiments.block_numbers import block_list, block_name
 from ablate.experiments.design.comparability import other_model, other_work
 from ablate.experiments.design.gate import Claim
-from ablate.experiments.design.gate_readings import DECLARED
 from ablate.experiments.design.metrics import (
     CURVE_METRICS,
     EXACT_METRICS,
@@ -85,7 +92,7 @@ from ablate.experiments.design.rule import LOAD_LEVEL, blocks_for_rarest_event, 
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.design.verdict_rule import Primary, Requirement
 from ablate.experiments.documents import seal
-from ablate.experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
+from ablate.experiments.outcomes import GOOD, Decision, FailureClass, VerdictWord
 from ablate.experiments.records.circumstances import AttemptRecord, Circumstances
 from ablate.experiments.records.receipts import Receipt
 from ablate.experiments.retries import Break, spoiled_by_load
@@ -109,9 +116,6 @@ _BY_THE_ARM = frozenset(
 may be a lucky one."""
 _FROM_OUTSIDE = frozenset({FailureClass.INVALID_MEASUREMENT, FailureClass.DISTURBED})
 """Failures that usually come from outside: a guard, or others' load."""
-_CUT_SHORT = (Outcome.TIMEOUT, Outcome.OOM, Outcome.FAILED)
-"""Outcomes of trials that did not finish."""
-_GOOD = (VerdictWord.BETTER, VerdictWord.SAME)
 _NAMED_EARLIER = 3
 """Earlier askings that a note names."""
 _WORTH_A_NOTE = 1.005
@@ -243,13 +247,14 @@ class _Judge:
         if exact is not None:
             primary = None
         requirements = () if exclusion else self._requirements(evidence)
-        base = self._plan.baseline
         other = self._other_work(evidence, self._spec.metric)
         answer = with_broken_requirements(self._answer(evidence, exclusion, exact or primary, other), requirements)
         if answer.cause is Cause.TARGET:
             primary = None
-        when_met = exact.decision if exact else self._adopts(primary)
+        sample = None if primary is None else self._sample(evidence)
+        when_met = exact.decision if exact else adopt_or_reject(primary, rule)
         chances = self._chances(name, answer, primary)
+        decision = Decision.INVALID if evidence.no_baseline else decide(answer.published, when_met, requirements)
         needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
         kernels = step_kernels(evidence)
         return VariantVerdict(
@@ -260,15 +265,17 @@ class _Judge:
             reason=answer.reason,
             missing=answer.missing,
             other_work=other,
-            other_model=other_model(evidence.arm, base),
+            other_model=other_model(evidence.arm, self._plan.baseline),
             costs=self._costs(evidence, exclusion),
+            nodes=None if sample is None else scope_of(evidence, sample),
             no_baseline=evidence.no_baseline,
-            decision=Decision.INVALID if evidence.no_baseline else decide(answer.published, when_met, requirements),
+            decision=decision,
             primary=primary,
             exact=exact and exact.comparison,
+            shrunk_pct=self._shrunk(primary, decision),
             secondary=tuple(own.values()),
             requirements=requirements,
-            gates_live=_gates_live(evidence.receipts),
+            gates_live=gates_live(evidence.receipts),
             chances=chances,
             blocks_needed=needed,
             device_minutes_needed=None if needed is None else round(needed * self._block_minutes, 2),
@@ -276,8 +283,7 @@ class _Judge:
                 *_unmet(requirements),
                 *not_exact_notes,
                 *(exact.notes if exact else self._notes(answer, primary, chances)),
-                *(self._influences(evidence) if primary is not None else ()),
-                *(self._both_estimates(answer, evidence) if primary is not None else ()),
+                *(() if sample is None else self._beside(answer, evidence, sample)),
                 *program_notes(evidence, rule.metric),
                 *_lost_notes(evidence),
                 *([kernel_note(kernels)] if kernels else []),
@@ -300,22 +306,21 @@ class _Judge:
             return None
         return costs_of(evidence) if evidence.claim is Claim.CHANGES_MODEL else None
 
-    def _both_estimates(self, answer: Answer, evidence: Evidence) -> Iterator[str]:
-        """Yield that stalls differ, or that total and median are further apart than the margin, beside a word."""
-        sample = self._sample(evidence)
-        if sample is None or sample.window is None or answer.cause is Cause.STALLS:
+    def _shrunk(self, primary: Comparison | None, decision: Decision) -> float | None:
+        kept = decision is Decision.ADOPT and self._spec.verdict.session is not None
+        return shrunk_pct(primary, self.primary) if kept and primary is not None else None
+
+    def _beside(self, answer: Answer, evidence: Evidence, sample: Sample) -> Iterator[str]:
+        """Yield other influences, and that stalls differ or that total and median are further apart than the margin."""
+        yield from influences(evidence, self._whole, sample)
+        own, base = [one.variant for one in evidence.pairs], [one.baseline for one in evidence.pairs]
+        if self._plan.timed and (note := clock_note(own, base)):
+            yield note
+        if sample.window is None or answer.cause is Cause.STALLS:
             return
         stalls = stalls_differ(sample, self.primary.margin_pct) or estimates_apart(sample, self.primary.margin_pct)
         if stalls is not None:
             yield f"{stalls}; both estimates give the same word"
-
-    def _influences(self, evidence: Evidence) -> Iterator[str]:
-        sample = self._sample(evidence)
-        if sample is not None:
-            yield from influences(evidence, self._whole, sample)
-        own, base = [one.variant for one in evidence.pairs], [one.baseline for one in evidence.pairs]
-        if self._plan.timed and (note := clock_note(own, base)):
-            yield note
 
     def _requirements(self, evidence: Evidence) -> tuple[RequirementResult, ...]:
         node_class = NODE_CLASSES[self._plan.node_class]
@@ -363,12 +368,14 @@ class _Judge:
         stalls = stalls_differ(sample, self.primary.margin_pct)
         if stalls is not None and not said_by_median(word, sample, tests, self._dependence.widening(sample)):
             return undecided(Cause.STALLS, stalls)
-        reason = sentence(word, primary, self.primary)
-        if self.primary.over_seeds and primary.blocks < FEW_SEEDS and word in _GOOD:
-            reason = f"{reason}; {bad_runs(primary.blocks)}"
+        reason, scope = sentence(word, primary, self.primary), scope_of(evidence, sample)
+        if primary.blocks < FEW_SAMPLES and word in GOOD:
+            reason = f"{reason}; {bad_runs(primary.blocks, primary.unit)}"
+        if scope is not None:
+            reason = f"{reason}; {scope.in_words()}"
         answer = self._with_censored(as_measured(word, reason, open_cause(primary)), evidence)
         answer = capped(answer, Cause.OTHER_WORK, other)
-        answer = capped(answer, Cause.ONE_VALUE, one_value(evidence, self.primary.metric))
+        answer = capped(answer, Cause.REPEATED_SEEDS, repeated_seeds(evidence, self.primary.metric))
         if word is VerdictWord.SAME:
             margin = self.primary.margin_pct / 100
             answer = capped(answer, Cause.COARSE, step_above(evidence, self.primary.metric, margin))
@@ -430,8 +437,7 @@ class _Judge:
         needed, share = blocks_for_rarest_event(self._spec), self._spec.verdict.rarest_event
         if needed is None or primary.blocks >= needed:
             return None
-        runs = "blocks" if primary.baseline is None else "seeds"
-        return f"events in {share:g} % of one arm's runs need {needed:,} {runs}, {primary.blocks:,} counted"
+        return f"events in {share:g} % of one arm's runs need {needed:,} {primary.unit}, {primary.blocks:,} counted"
 
     def _chances(self, arm: str, answer: Answer, primary: Comparison | None) -> dict[int, float]:
         if answer.cause not in OPEN or primary is None or self._coarse(primary):
@@ -443,14 +449,10 @@ class _Judge:
         """Return whether validations are so far apart that more seeds may not answer."""
         return (primary.bias_pct or 0.0) > self.primary.margin_pct / 2
 
-    def _adopts(self, primary: Comparison | None) -> Decision:
-        return adopt_or_reject(primary, self.primary)
-
     def _notes(self, answer: Answer, primary: Comparison | None, chances: Mapping[int, float]) -> Iterator[str]:
         threshold = self.primary.threshold_pct
-        over_seeds = primary is not None and self.primary.over_seeds
-        if primary is not None and over_seeds and answer.measured in _GOOD and primary.blocks >= FEW_SEEDS:
-            yield bad_runs(primary.blocks)
+        if primary is not None and answer.measured in GOOD and primary.blocks >= FEW_SAMPLES:
+            yield bad_runs(primary.blocks, primary.unit)
         if primary is not None and answer.measured is VerdictWord.BETTER and gain_pct(primary) < threshold:
             yield f"better by {gain_pct(primary):.2f} %, below the {threshold:.4g} % from which the rule adopts"
         if primary is not None and chances and max(chances.values()) < ENOUGH:
@@ -572,26 +574,6 @@ def _loads_differ(loads: Sequence[AttemptRecord], variant: str, baseline: str) -
     if p > LOAD_LEVEL:
         return None
     return f"others' load ended {hits[0]} attempts in its trials and {hits[1]} in the baseline's (sign test, p {p:.2g})"
-
-
-def _gates_live(receipts: Sequence[Receipt]) -> str:
-    """Return how many observed gates were live in the trials that finished, and which gates nothing observes there.
-
-    A gate that cannot act on the node, or in this model, leaves no fact. A stopped trial had not shown all gates.
-    """
-    if not all(receipt.config.attested for receipt in receipts):
-        return DECLARED
-    whole = [receipt for receipt in receipts if receipt.outcome not in _CUT_SHORT]
-    readings = [(name, reading) for receipt in whole for name, reading in receipt.gates.items()]
-    seen = {name for name, reading in readings if reading.observed is not None or not reading.live}
-    unseen = sorted({name for name, _ in readings} - seen)
-    live = [(name, reading.live) for name, reading in readings if name in seen]
-    idle = ", ".join(sorted({name for name, is_live in live if not is_live}))
-    cut = len(receipts) - len(whole)
-    short = [f"{cut} {'trial' if cut == 1 else 'trials'} stopped early and not counted"] if cut else []
-    apart = [f"{NOT_OBSERVED}: {', '.join(unseen)}"] if unseen and live else []
-    counts = [f"{sum(is_live for _, is_live in live)}/{len(live)}"] if live else []
-    return ", ".join([*counts, *([f"not live: {idle}"] if idle else []), *short, *apart]) or "none was seen"
 
 
 def _block_minutes(plan: Plan, whole: WholeBlocks) -> float:

@@ -13,18 +13,14 @@ from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, unit_of_
 from ablate.experiments.design.plan import Plan
 from ablate.experiments.design.power import Look
 from ablate.experiments.design.spec import AblationSpec
-from ablate.experiments.outcomes import VerdictWord
+from ablate.experiments.outcomes import GOOD, VerdictWord
 from ablate.experiments.records.circumstances import Circumstances
 from ablate.experiments.records.receipts import Receipt
 
 FUTILE = 0.1
 """No more blocks run if the chance of an answer at a later look is below this."""
-_HOPELESS = frozenset({Cause.MISSING, Cause.RERUNS, Cause.NO_RATIO, Cause.ONE_VALUE})
+_HOPELESS = frozenset({Cause.MISSING, Cause.RERUNS, Cause.NO_RATIO, Cause.REPEATED_SEEDS})
 """Causes that more blocks do not remove."""
-
-
-_MAY_BE_ADOPTED = (VerdictWord.BETTER, VerdictWord.SAME)
-"""Verdicts whose decision waits for requirements without proof."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +68,7 @@ def _undecided(variant: VariantVerdict, spec: AblationSpec) -> bool:
     results = zip(spec.verdict.require, variant.requirements, strict=False)  # an excluded variant has no results
     margins = any(rule.not_worse_by is not None and result.undecided for rule, result in results)
     unanswered = variant.measured is VerdictWord.INCONCLUSIVE or variant.cause in (Cause.SPREADS, Cause.RARE_EVENTS)
-    unanswered |= margins and variant.measured in _MAY_BE_ADOPTED
+    unanswered |= margins and variant.measured in GOOD  # their decision waits for requirements
     fixed = variant.exact is not None or variant.other_work is not None
     return unanswered and variant.cause not in _HOPELESS and not fixed
 

@@ -5,7 +5,7 @@ variant. The level of a proposal is a part of its spec, so it is fixed and hashe
 """
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ablate.experiments.analysis.verdicts import Verdict
@@ -21,6 +21,7 @@ from ablate.experiments.design.verdict_rule import SessionLevel
 from ablate.experiments.design.workload import COMMAND
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE, Decision, ProposalOutcome
+from ablate.experiments.records.calibration import Calibration
 
 _OUTCOMES = {
     Decision.ADOPT: ProposalOutcome.KEEP,
@@ -42,6 +43,23 @@ def outcome_of(verdict: Verdict) -> ProposalOutcome:
     """Return the answer to the proposal whose only variant has this verdict."""
     (variant,) = verdict.variants
     return _OUTCOMES[variant.decision]
+
+
+SAFE_MARGIN = 0.75
+"""Margin in standard deviations of a block's noise that keeps a session from most of what A/A blocks do not show."""
+
+
+def small_margin(spec: AblationSpec, calibrations: Sequence[Calibration]) -> str | None:
+    """Say that the margin of a session is small beside the noise; None if it is not, or nobody measured that."""
+    sd = max((one.sd_pct for one in calibrations), default=0.0)
+    primary = spec.verdict.primary
+    if not primary.margin.relative or (margin := primary.margin_pct) >= SAFE_MARGIN * sd:
+        return None
+    return (
+        f"The margin of {margin:g} % is {margin / sd:.2g} standard deviations of a block's noise ({sd:.2g} %). Rare "
+        "slow runs of one arm, or blocks that resemble their neighbours where A/A blocks do not, may then lead to a "
+        f"wrong keep; a margin from {SAFE_MARGIN * sd:.2g} % on protects from most of that."
+    )
 
 
 def refuse_session_key(spec: AblationSpec) -> None:
@@ -175,6 +193,33 @@ def with_kept(incumbent: bytes, proposal: bytes) -> bytes:
         workload["require_kernels"] = {BASELINE: patterns[variant]}
     values |= {"baseline": baseline, "variants": kept["variants"]}
     spec_of(values)
+    return spec_yaml(values)
+
+
+INCUMBENT = "incumbent"
+"""Name of the variant that compares an incumbent with its session's first baseline."""
+
+
+def since_the_first(first: bytes, incumbent: bytes) -> bytes:
+    """Return the YAML of a spec whose one variant is the incumbent of a session, against its first baseline.
+
+    `first` is the spec of its first proposal and `incumbent` that of the session, both YAML.
+    """
+    began, values = load_values(first, CONTENT_TYPE), load_values(incumbent, CONTENT_TYPE)
+    before, now, baseline = began["workload"], values["workload"], values.get("baseline") or {}
+    variant = {name: baseline[name] for name in ("gates", "args", "env") if baseline.get(name)}
+    variant |= {"overrides": now["overrides"]} if now.get("overrides") else {}
+    code, old = now.get("code"), before.get("code")
+    if code != old:
+        both = isinstance(code, Mapping) and isinstance(old, Mapping)
+        variant["code"] = {"commit": code["commit"]} if both and code.get("git", "") == old.get("git") else code
+    workload = {name: value for name, value in now.items() if name not in ("overrides", "code", "require_kernels")}
+    workload |= {name: before[name] for name in ("overrides", "code") if before.get(name) is not None}
+    required = {BASELINE: before, INCUMBENT: now}
+    patterns = {arm: (one.get("require_kernels") or {}).get(BASELINE) for arm, one in required.items()}
+    if any(patterns.values()):
+        workload["require_kernels"] = {arm: pattern for arm, pattern in patterns.items() if pattern}
+    values |= {"baseline": began.get("baseline") or {}, "workload": workload, "variants": {INCUMBENT: variant}}
     return spec_yaml(values)
 
 

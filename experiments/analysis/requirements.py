@@ -11,7 +11,7 @@ from typing import Literal
 from ablate.experiments.analysis.answer import bad_runs
 from ablate.experiments.analysis.comparing import INDEPENDENT, Dependence, Sample, paired_sample, sample_of
 from ablate.experiments.analysis.curves import off_the_curves
-from ablate.experiments.analysis.declared import no_ratio, one_value
+from ablate.experiments.analysis.declared import no_ratio, repeated_seeds
 from ablate.experiments.analysis.evidence import Evidence, Pair
 from ablate.experiments.analysis.statistics import Fit
 from ablate.experiments.analysis.verdicts import RequirementResult, unit_of_shares
@@ -81,7 +81,7 @@ def _judge_by_test(
     passed, detail = proved(sample, bound, better, level, metric=name, dependence=dependence, lost=lost)
     if off is not None:
         detail = off if passed is None else f"{detail}; {off}: runs without the number count at their end"
-    blind = one_value(evidence, name) or (uncalibrated if name in TIMED_METRICS else None)
+    blind = repeated_seeds(evidence, name) or (uncalibrated if name in TIMED_METRICS else None)
     return result_of(requirement, None, f"{detail}; {blind}") if blind else result_of(requirement, passed, detail)
 
 
@@ -128,8 +128,7 @@ def proved(
         trials = "a trial" if lost == 1 else f"{lost} trials"
         return None, f"{numbers}: not proved if {trials} that ended early took twice the time of the slowest"
     if p_met <= level:
-        more = f"; {bad_runs(fitted.blocks)}" if metric in SEED_METRICS else ""
-        return True, f"{numbers}: proved to be worse by less (p {p_met:.2g}){more}"
+        return True, f"{numbers}: proved to be worse by less (p {p_met:.2g}); {bad_runs(fitted.blocks, of)}"
     if p_broken <= level:
         return False, f"{numbers}: proved to be worse by more (p {p_broken:.2g})"
     needed = _needed(fitted, abs(limit), level, widening)

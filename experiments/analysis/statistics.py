@@ -196,6 +196,17 @@ def own_dependence(differences: ArrayLike, places: ArrayLike) -> Array:
     return np.where(p <= SERIAL_LEVEL, np.reshape(strengths, r.shape), 0.0)
 
 
+def without_luck(estimate: ArrayLike, least: ArrayLike, se: ArrayLike) -> Array:
+    """Return estimates that count only from `least` on, less the mean luck of those whose true value they are.
+
+    That is the mean of a normal distribution cut below `least`. It leaves a part: the true values are smaller.
+    """
+    x, end, unit = (np.asarray(values, dtype=np.float64) for values in (estimate, least, se))
+    room = (x - end) / unit
+    luck = np.exp(-(room**2) / 2) / math.sqrt(2 * math.pi) / scipy.special.ndtr(room)
+    return np.asarray(x - luck * unit, dtype=np.float64)
+
+
 def holm(p_values: ArrayLike, family: int) -> Array:
     """Return Holm's step-down adjusted p values (..., tests), in the given order.
 

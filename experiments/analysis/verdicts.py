@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ablate.experiments.design.metrics import METRICS
 from ablate.experiments.documents import Frozen
-from ablate.experiments.outcomes import Decision, Required, VerdictWord
+from ablate.experiments.outcomes import GOOD, Decision, Required, VerdictWord
 from ablate.experiments.records.circumstances import Circumstances
 from ablate.model.measurements import Metric, OmitNone
 
@@ -85,8 +85,8 @@ class Cause(StrEnum):
     """A trial does not reach the target loss, or has reached it at its first validation."""
     COARSE = "its steps exceed the margin"
     """A loss or a declared metric comes in steps, as a share of few examples does, so no sameness below one shows."""
-    ONE_VALUE = "one value for all seeds"
-    """A declared metric does not depend on the seed, so blocks are no independent samples."""
+    REPEATED_SEEDS = "seeds repeat a run"
+    """A loss or a declared metric does not depend on the seed, or is the same with two seeds in both arms."""
 
 
 OPEN = frozenset({Cause.NOT_PROVED, Cause.ABOVE_ZERO, Cause.BELOW_ZERO})
@@ -142,6 +142,11 @@ class Comparison(Frozen):
     baseline: OmitNone[float] = None
     """Mean of the baseline over the seeds, of a loss: `blocks` is then the number of seeds, d is (variant - baseline) /
     abs(baseline), and no place is taken into account."""
+
+    @property
+    def unit(self) -> Literal["blocks", "seeds"]:
+        """What `blocks` counts."""
+        return "blocks" if self.baseline is None else "seeds"
 
 
 def unit_of_shares(baseline: float | None) -> float:
@@ -233,6 +238,18 @@ def _shown(multiple: float) -> str:
     return f"{multiple:,.4g}" if multiple < 1 else f"{multiple:,.2f}".rstrip("0").rstrip(".")
 
 
+class Nodes(Frozen):
+    """The nodes of which a verdict speaks."""
+
+    names: tuple[str, ...]
+    differ: bool
+    """Whether it is proved that their effects differ (F test, 5 %)."""
+
+    def in_words(self) -> str:
+        """Return the scope of the verdict, for example "on these 2 nodes, which differ"."""
+        return f"on these {len(self.names)} nodes{', which differ' if self.differ else ''}"
+
+
 NOT_OBSERVED = "not observed here"
 """Before the names of the gates that no fact shows, in `gates_live`."""
 
@@ -258,12 +275,16 @@ class VariantVerdict(Frozen):
     """How the variant's work differs, if the deciding metric counts that; there is no verdict then."""
     other_model: OmitNone[str] = None
     """Gates that change the numerical model and differ from the baseline's."""
+    nodes: OmitNone[Nodes] = None
+    """Where it was compared by times, if several nodes ran blocks; the verdict speaks of no other node."""
     costs: OmitNone[Costs] = None
     """Of the training, if a loss decides or is required between models, batches or data that differ."""
     primary: Comparison | None
     """Comparison by statistics; None for an exact primary metric, or without numbers."""
     exact: ExactComparison | None = None
     """Comparison by values, for an exact primary metric."""
+    shrunk_pct: OmitNone[float] = None
+    """Of a kept proposal: the effect in percent without the mean luck of kept ones."""
     secondary: tuple[Comparison, ...] = ()
     """Other metrics, computed in the same way, for information."""
     requirements: tuple[RequirementResult, ...] = ()
@@ -289,7 +310,7 @@ class VariantVerdict(Frozen):
 
     @property
     def _not_worse(self) -> bool:
-        return self.verdict in (VerdictWord.BETTER, VerdictWord.SAME) or self.cause is Cause.ABOVE_ZERO
+        return self.verdict in GOOD or self.cause is Cause.ABOVE_ZERO
 
     def shortfall(self, required: Required) -> str:
         """Say what the variant is instead, for example "worse" or "better, but loss_val identical is not met"."""

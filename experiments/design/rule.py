@@ -143,7 +143,8 @@ NOT_INFERIOR: dict[str, Any] = {
 }
 """Addition to the comparison where a requirement bounds a metric by a test."""
 SEEDS: dict[str, Any] = {
-    "seeds": "every block has a seed of its own; no word where one arm reports the same number with every seed",
+    "seeds": "every block has a seed of its own; no word where one arm reports the same number with every seed, or "
+    "both arms the same two numbers with two seeds",
     "steps": "no same where the values come in steps above the margin",
     "spreads_over_seeds": "they matter where the estimate lies within 6 standard deviations of d",
 }
@@ -154,7 +155,7 @@ OVER_SEEDS: dict[str, Any] = {
     "covariate": "none",
     "dependence": "none: seeds are independent",
     "calibration": "none: the seeds show the noise",
-    "seeds": "no word where one arm has the same number with every seed",
+    "seeds": "no word where one arm has the same number with every seed, or both arms the same two with two seeds",
     "steps": SEEDS["steps"],
     "spreads_over_seeds": "they matter where the estimate lies within 6 standard deviations of the differences",
 }

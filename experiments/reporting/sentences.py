@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from ablate.experiments.analysis.answer import FEW_SAMPLES, bad_runs
 from ablate.experiments.analysis.verdicts import (
     OPEN,
     Cause,
@@ -13,7 +14,7 @@ from ablate.experiments.analysis.verdicts import (
 )
 from ablate.experiments.block_numbers import block_list
 from ablate.experiments.design.metrics import METRICS, PEAK_METRICS, SEED_METRICS
-from ablate.experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
+from ablate.experiments.outcomes import GOOD, Decision, FailureClass, Outcome, VerdictWord
 from ablate.experiments.records.circumstances import NOT_REGISTERED, AttemptRecord
 from ablate.experiments.reporting import wording
 
@@ -109,8 +110,10 @@ def _named(variant: VariantVerdict) -> str:
         return f"{variant.arm} (the baseline {variant.no_baseline})"
     if variant.cause is Cause.OTHER_WORK:
         return f"{variant.arm} ({Cause.OTHER_WORK}: {variant.other_work})"
-    model = confound(variant) if variant.decision in (Decision.ADOPT, Decision.SAME) else None
-    return variant.arm if model is None else f"{variant.arm} ({model})"
+    usable = variant.decision in (Decision.ADOPT, Decision.SAME)
+    where = None if variant.nodes is None else variant.nodes.in_words()
+    limits = "; ".join(filter(None, (where, confound(variant)))) if usable else ""
+    return f"{variant.arm} ({limits})" if limits else variant.arm
 
 
 def signers(verdict: Verdict) -> Iterator[str]:
@@ -189,7 +192,18 @@ def _result(verdict: Verdict, variant: VariantVerdict) -> str:
         return f"It {WITHOUT_STATISTICS.get(variant.verdict, 'has no numbers')}."
     if variant.cause is not None:
         return f"Not decided: {_undecided(verdict, variant, variant.primary, margin)}."
-    return f"{wording.capitalised(_proof(variant.verdict, variant, variant.primary, margin))}."
+    proof = _proof(variant.verdict, variant, variant.primary, margin)
+    return f"{wording.capitalised('; '.join((proof, *_limits(variant, variant.primary))))}."
+
+
+def _limits(variant: VariantVerdict, comparison: Comparison) -> Iterator[str]:
+    """Yield what a published verdict does not speak of."""
+    if variant.verdict in GOOD and comparison.blocks < FEW_SAMPLES:
+        yield bad_runs(comparison.blocks, comparison.unit)
+    if variant.shrunk_pct is not None:
+        yield f"kept effects tend to be too large, without their mean luck it is {wording.percent(variant.shrunk_pct)}"
+    if variant.nodes is not None:
+        yield f"all of this is {variant.nodes.in_words()} only"
 
 
 def _proof(word: VerdictWord, variant: VariantVerdict, comparison: Comparison, margin: str) -> str:
@@ -215,7 +229,7 @@ def _is(name: str, change_pct: float) -> str:
 
 def _interval(comparison: Comparison) -> str:
     interval = wording.interval(comparison.ci_low_pct, comparison.ci_high_pct)
-    blocks = wording.counted(comparison.blocks, "block" if comparison.baseline is None else "seed")
+    blocks = wording.counted(comparison.blocks, comparison.unit.removesuffix("s"))
     return f"({interval} with {wording.confidence(comparison.alpha)} confidence, {blocks})"
 
 
@@ -238,7 +252,7 @@ def _undecided(verdict: Verdict, variant: VariantVerdict, comparison: Comparison
         Cause.UNCALIBRATED: verdict.circumstances.admission.refused_because or "the noise of this device is unknown",
         Cause.OTHER_WORK: _other_work(variant),
         Cause.COARSE: "the metric comes in steps above the margin, so no sameness within it can show",
-        Cause.ONE_VALUE: "one arm reports the same number with every seed, so its blocks repeat one run",
+        Cause.REPEATED_SEEDS: "numbers are the same with several seeds, so their blocks repeat one run",
     }
     proof = _proof(variant.measured, variant, comparison, margin)
     return f"{reasons[variant.cause]}. The samples say '{variant.measured}': {proof}"

@@ -42,10 +42,11 @@ def _cell(text: str, **numbers: float) -> Cell:
 def word(variant: VariantVerdict) -> Cell:
     """Return the verdict with its cause, if that is something else than the numbers."""
     sign, tone = WORDS[variant.verdict]
+    where = () if variant.nodes is None else (variant.nodes.in_words(),)
     causes = () if variant.cause in (None, Cause.NOT_PROVED) else (str(variant.cause),)
     alone = () if variant.measured is variant.verdict else (f"samples say {variant.measured.value}",)
     lone = () if variant.no_baseline is None else ("no baseline",)
-    return Cell(text=variant.verdict.value, sign=sign, tone=tone, note="; ".join((*causes, *alone, *lone)))
+    return Cell(text=variant.verdict.value, sign=sign, tone=tone, note="; ".join((*where, *causes, *alone, *lone)))
 
 
 def effect(comparison: Comparison) -> Cell:

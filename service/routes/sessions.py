@@ -16,6 +16,8 @@ from ablate.experiments.analysis.proposals import (
     proposal_problems,
     proposed,
     refuse_session_key,
+    since_the_first,
+    small_margin,
 )
 from ablate.experiments.analysis.sizing import workload_of
 from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, calibration_spec
@@ -41,7 +43,7 @@ from ablate.service.routes.submissions import (
 from ablate.service.schemas.sessions import ProposalAccepted, ProposalPublic, SessionList, SessionPath, SessionPublic
 from ablate.service.schemas.submissions import SpecBody
 from ablate.service.settings import ServiceSettings
-from ablate.service.store.ablations import sessions
+from ablate.service.store.ablations import ablations, sessions
 from ablate.service.store.ablations.device_minutes import expected_device_minutes
 from ablate.service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission
 from ablate.service.store.files import code_archives
@@ -82,7 +84,13 @@ def session_path(connection: Connection, name: str, principal: Principal, settin
     path = [_proposal(one) for one in rows]
     text = code_archives.shown_spec(connection, row.spec_text, principal)
     advice = None if row.closed_at is not None else _advice(connection, row, settings)
-    return SessionPath(**_public(row, rows).model_dump(), path=path, spec=text, advice=advice)
+    public, whole = _public(row, rows), None
+    if public.kept:
+        first, _ = ablations.spec_texts(connection, [rows[0].ablation_id])[rows[0].ablation_id]
+        whole = code_archives.shown_spec(
+            connection, since_the_first(first.encode(), row.spec_text.encode()).decode(), principal
+        )
+    return SessionPath(**public.model_dump(), path=path, spec=text, whole=whole, advice=advice)
 
 
 def _public(row: Row[Any], proposals: Sequence[Row[Any]]) -> SessionPublic:
@@ -231,14 +239,15 @@ def _advice(connection: Connection, row: Row[Any], settings: ServiceSettings) ->
 def _noise_advice(
     connection: Connection, row: Row[Any], incumbent: AblationSpec, settings: ServiceSettings
 ) -> str | None:
-    """Say which A/A blocks proposals lack and how long they take to measure; None if they lack none."""
+    """Say which A/A blocks proposals lack and how long they take to measure, or that the margin is small; or None."""
     node_class = incumbent.placement.node_class
     text = calibration_spec(incumbent, node_class=node_class, blocks=ADMITTING_BLOCKS, order_seed=0)
     spec = parse_spec(text, CONTENT_TYPE)
     plan = make_plan(spec)
     own = read_calibrations(connection, workload=workload_of(plan, spec))
-    if any(is_enough(one, time.time()) for one in own):
-        return None
+    enough = [one for one in own if is_enough(one, time.time())]
+    if enough:
+        return small_margin(incumbent, enough)
     minutes = expected_device_minutes(connection, plan)
     run = f"{2 * ADMITTING_BLOCKS} trials" if minutes is None else f"about {minutes:.0f} device minutes"
     most = max((one.blocks for one in own), default=0)

@@ -59,7 +59,12 @@ class SessionPath(SessionPublic):
 
     path: list[ProposalPublic]
     advice: str | None
-    """What its proposals lack: A/A blocks, with the commands that measure them, or an evaluation; null if nothing."""
+    """What its proposals lack: A/A blocks, with the commands that measure them, a margin beyond the noise, or an
+    evaluation; null if nothing."""
+    whole: str | None = Field(
+        description="YAML of a spec whose variant is the incumbent, against the first baseline: what all kept "
+        "proposals gained together; null without a kept one."
+    )
     spec: str = Field(description="YAML of a spec whose baseline is the incumbent. Change its variant to propose.")
 
 

@@ -53,7 +53,14 @@ def session_page(connection: Connection, name: str, principal: Principal, settin
     return SessionPage(
         session=session,
         lead=lead + closed,
-        path=Table(title="Path", columns=columns, rows=tuple(_rows(session, changes)), note=_SPENT),
+        path=Table(title="Path", columns=columns, rows=tuple(_rows(session, changes)), note=_SPENT + _again(session)),
+    )
+
+
+def _again(session: SessionPath) -> str:
+    command = f"ablate sessions spec {session.name} --whole"
+    return (
+        f" Kept effects tend to be too large: the spec of {command} measures all of them again." if session.kept else ""
     )
 
 

@@ -42,6 +42,9 @@ def test_a_session_is_opened_used_and_closed(api: Api, tmp_path: Path) -> None:
     assert "proposal 1 of night against the session's first baseline, tested at 1.3 %" in lines
     assert "discard: the incumbent stays; the next proposal is tested at 0.52 %" in lines
 
+    nothing = ablate("sessions", "spec", "night", "--whole")
+    assert (nothing.code, "session 'night' has kept no proposal" in nothing.err) == (5, True), nothing.err
+
     with answering(api, LESS_MEMORY):
         kept = ablate("try", "--session", "night", "--note", "cache PsiV: less [memory]", "--json", "--", path)
     answer = json.loads(kept.out)
@@ -56,6 +59,9 @@ def test_a_session_is_opened_used_and_closed(api: Api, tmp_path: Path) -> None:
     assert "ablate sessions spec night" in refused.err
     following = ablate("sessions", "spec", "night").out
     assert parse_spec(following.encode(), "application/yaml").baseline.gates["psiv_cache"] is True
+
+    whole = parse_spec(ablate("sessions", "spec", "night", "--whole").out.encode(), "application/yaml")
+    assert (whole.baseline.gates, whole.variants["incumbent"].gates["psiv_cache"]) == ({"chunk_size": 16}, True)
 
     shown = " ".join(ablate("sessions", "show", "night").out.split())
     texts = ("kept 1 of 2 proposals", "incumbent proposal 2", "discard", "keep", "cache PsiV: less [memory]")

@@ -110,6 +110,9 @@ def test_a_session_goes_from_proposal_to_proposal(api: Api) -> None:
     assert (after["incumbent"], after["kept"], after["running"]) == (2, 1, None)
     assert after["next_level"] == session_level(3, [2]) > session_level(3)
     assert parse_spec(after["spec"].encode(), "application/yaml").baseline.gates == {"chunk_size": 32}
+    whole = parse_spec(after["whole"].encode(), "application/yaml")
+    assert (whole.baseline.gates, whole.variants["incumbent"].gates) == ({"chunk_size": 16}, {"chunk_size": 32})
+    assert (begun["whole"], whole.verdict.session) == (None, None)
 
     third = tried(api, proposal_of(after["spec"], both=GATES["psiv-on"]))
     assert (third["incumbent"], third["level"]) == (2, session_level(3, [2]))
@@ -257,6 +260,16 @@ def test_a_proposal_whose_noise_nobody_will_measure_is_refused_before_it_spends(
         assert tried(api, values_of(verdict__primary=rule))["number"] == 1, "as many admit any ablation"
 
 
+def test_a_session_whose_margin_is_small_beside_the_noise_says_so(tmp_path: Path) -> None:
+    rule = spec_values()["verdict"]["primary"]
+    with running_api("sqlite", tmp_path, control_every=0) as api:
+        measure_noise(api, opened(api, verdict__primary=rule)["spec"], blocks=20)
+        assert shown(api)["advice"] is None, "0.5 % is twice the noise of 0.2 %"
+        advice = opened(api, "bold", verdict__primary={**rule, "margin": "0.1%"})["advice"]
+        assert "The margin of 0.1 % is 0.49 standard deviations of a block's noise (0.21 %)" in advice
+        assert "a margin from 0.15 % on protects" in advice
+
+
 def test_a_proposal_measures_the_noise_that_nobody_measured(tmp_path: Path) -> None:
     rule = spec_values()["verdict"]["primary"]
     with running_api("sqlite", tmp_path, control_every=10) as api:
@@ -311,6 +324,7 @@ def test_the_pages_show_the_path_of_a_session(api: Api) -> None:
     running = tried(api, proposal_of(shown(api)["spec"], less={"gates": {"chunk_size": 32}}))
     page = " ".join(re.sub("<[^>]*>", " ", html.unescape(person.get("/sessions/night").text)).split())
     assert "1 of 2 proposals kept. The incumbent is proposal 1. The next proposal is tested at" in page
+    assert "ablate sessions spec night --whole measures all of them again" in page
     newest, first = page.index("2 chunk_size 16 → 32 queued"), page.index("1 psiv_cache true ✓ keep better")
     assert "first baseline 1.3 %" in page
     assert newest < first

@@ -53,6 +53,7 @@ NOISES: dict[str, noise.TrialNoise] = {
     "1 % slower after a trial of the first variant": noise.carried_over,
     "three times as wide in the variants": noise.wider_in_variants,
     "a slow mode in 10 % of the variants' trials": noise.slow_mode_of_variants,
+    "10 % of the variants' trials 50 % slower": noise.long_mode_of_variants,
     "heavy skew in the variants only": noise.skewed_in_variants,
 }
 OF_AA: dict[str, noise.TrialNoise] = {

@@ -116,6 +116,13 @@ def slow_mode_of_variants(rng: np.random.Generator, places: Array, share: float 
     return noise
 
 
+def long_mode_of_variants(rng: np.random.Generator, places: Array) -> Array:
+    """Return the same with 10 % of the trials 50 % slower: far more than the noise, and balanced by the others."""
+    noise = normal(rng, places)
+    noise[:, :, 1:] += 0.5 * ((rng.random(noise[:, :, 1:].shape) < 0.1) - 0.1)
+    return noise
+
+
 def wider_in_variants(rng: np.random.Generator, places: Array) -> Array:
     """Return normal noise that is three times as wide in the variants."""
     noise = normal(rng, places)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from scipy import special
 
-from ablate.experiments.analysis.statistics import Array, log_ratio
+from ablate.experiments.analysis.statistics import Array, log_ratio, without_luck
 from ablate.experiments.design.power import session_level
 from tests.simulation.cases import NO_MARGIN_PCT, Drawing
 from tests.simulation.rates import Rate, rate
@@ -25,6 +26,10 @@ class Kept:
 
     by_budget: Flags
     by_greed: Flags
+    gains: Array
+    """The estimated gain in natural log units."""
+    shrunk: Array
+    """The same without the mean luck of kept ones, as it is shown of a kept proposal."""
     improves: Flags
     """Whether the proposal truly improves on the incumbent."""
 
@@ -42,6 +47,12 @@ class Kept:
     def of_improvements(self) -> Rate:
         """Improvements that are kept."""
         return rate(self.by_budget[self.improves])
+
+    def too_large(self, effect_pct: float) -> tuple[float, float]:
+        """Return how many times the true effect the kept improvements show, and show shrunk."""
+        right = self.by_budget & self.improves
+        true = log_ratio(effect_pct)
+        return float(self.gains[right].mean() / true), float(self.shrunk[right].mean() / true)
 
     def false_share(self, *, greed: bool = False) -> float:
         """Return the mean share of wrong ones among the kept ones: the false discovery rate."""
@@ -62,21 +73,28 @@ def sessions(
     return Kept(
         by_budget=np.concatenate([one.by_budget for one in kept]),
         by_greed=np.concatenate([one.by_greed for one in kept]),
+        gains=np.concatenate([one.gains for one in kept]),
+        shrunk=np.concatenate([one.shrunk for one in kept]),
         improves=np.concatenate([one.improves for one in kept]),
     )
 
 
 def _kept(drawing: Drawing, effects_pct: Array, blocks: int, margin_pct: float, rng: np.random.Generator) -> Kept:
-    least = log_ratio(margin_pct)
+    margin = log_ratio(margin_pct)
     by_budget, by_greed = np.zeros((2, *effects_pct.shape), dtype=np.bool_)
+    gains, shrunk = np.zeros((2, *effects_pct.shape))
     for index, effects in enumerate(effects_pct.T):
         levels = np.array([_level(index + 1, tuple((np.flatnonzero(row) + 1).tolist())) for row in by_budget])
         windows = windows_of(drawing(rng, len(effects), blocks, 2))
         shift = np.array([[log_ratio(effect)] for effect in effects])
         words = words_of(windows, alpha=levels[:, None], margin_pct=margin_pct, effects=shift)
-        by_budget[:, index] = (words.better & (words.low >= least))[:, 0]
+        by_budget[:, index] = (words.better & (words.low >= margin))[:, 0]
         by_greed[:, index] = words.estimate[:, 0] > 0
-    return Kept(by_budget=by_budget, by_greed=by_greed, improves=effects_pct > 0)
+        gain, low = words.estimate[:, 0], words.low[:, 0]
+        se = (gain - low) / special.stdtrit(blocks - 2, 1 - levels / 2)
+        gains[:, index] = gain
+        shrunk[:, index] = np.maximum(low, without_luck(gain, np.minimum(gain, gain - low + margin), se))
+    return Kept(by_budget=by_budget, by_greed=by_greed, gains=gains, shrunk=shrunk, improves=effects_pct > 0)
 
 
 @lru_cache(maxsize=65_536)

@@ -1,6 +1,7 @@
 """The tables of `make simulate`: all simulated cases with Monte-Carlo intervals."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from itertools import chain
 
 import numpy as np
@@ -55,7 +56,8 @@ from tests.simulation.cases import (
 from tests.simulation.dependence import SOURCES, dependent
 from tests.simulation.noise import SD
 from tests.simulation.rates import Rate, rate
-from tests.simulation.sessions import PROPOSALS, levels_without_keep, mixed, nulls, planted, sessions
+from tests.simulation.scopes import over_nodes, wrong_of_alike_seeds
+from tests.simulation.sessions import PROPOSALS, Kept, levels_without_keep, mixed, nulls, planted, sessions
 from tests.simulation.targets import RULES, Arms, word_rates
 from tests.simulation.words import NOW, OLD
 
@@ -85,6 +87,8 @@ def tables(repetitions: int) -> Iterator[str]:
     yield _adoption_table(repetitions)
     yield _events_table(repetitions)
     yield _notes_table(repetitions)
+    yield _nodes_table(repetitions)
+    yield _seeds_table(repetitions)
     yield _dependence_table(repetitions)
     yield from session_tables(repetitions // 4)
 
@@ -330,6 +334,27 @@ def _notes_table(repetitions: int) -> str:
     return _table("Notes beside a verdict", heads, rows)
 
 
+def _nodes_table(repetitions: int) -> str:
+    rows = []
+    for nodes, blocks in ((2, 6), (2, 12), (2, 20), (4, 12), (4, 20), (8, 24)):
+        for apart in (0.0, 0.25, 0.5, 1.0):
+            rates = over_nodes(nodes, apart_pct=apart, blocks=blocks, repetitions=repetitions)
+            rows.append((nodes, blocks, f"{apart:g} %", *(getattr(rates, each.name) for each in fields(rates))))
+    heads = ("nodes", "blocks", "sd of the effect over nodes", "wrong of all nodes", "wrong of these nodes",
+             "better at 2 %", "wrong of all, nodes as the sample", "better at 2 %, nodes as the sample")  # fmt: skip
+    return _table("Several nodes", heads, rows)
+
+
+def _seeds_table(repetitions: int) -> str:
+    shares, numbers = (0.0, 0.25, 0.5, 0.75, 1.0), (6, 12, 24)
+    rows = [
+        (f"{share:.0%}", *(wrong_of_alike_seeds(share, seeds=seeds, repetitions=repetitions) for seeds in numbers))
+        for share in shares
+    ]
+    heads = ("variance that two seeds each share", *(f"wrong with {seeds} seeds" for seeds in numbers))
+    return _table("Losses over seeds that are alike in pairs", heads, rows)
+
+
 def _dependence_table(repetitions: int) -> str:
     rows = []
     for source, (drawing, shares) in SOURCES.items():
@@ -360,6 +385,7 @@ def session_tables(number: int) -> Iterator[str]:
         rows.append((name, blocks, kept.any_false, kept.any_false_by_greed, greedy))
     heads = ("noise", "blocks", "keeps anything", "greed keeps anything", "greed keeps, of 200")
     yield _table(f"Sessions of {PROPOSALS} proposals that change nothing", heads, rows)
+    yield _margins_table(number)
     rows = []
     for at, level in levels_without_keep((1, 10, 100)):
         for blocks in BLOCKS:
@@ -368,9 +394,12 @@ def session_tables(number: int) -> Iterator[str]:
                 for pct, margin in ((1.0, NO_MARGIN_PCT), (1.0, MARGIN_PCT), (2.0, MARGIN_PCT))
             ]
             detectable = f"{detectable_per_sd(blocks, level=level):.2f} sd"
-            rows.append((at, f"{100 * level:.2g} %", blocks, detectable, *(rate(one.by_budget[:, -1]) for one in runs)))
-    heads = ("proposal", "two-sided level", "blocks", "detectable", "keeps 1 % (2 sd)", "the same, margin 0.5 %",
-             "keeps 2 %, margin 0.5 %")  # fmt: skip
+            kept = (rate(one.by_budget[:, -1]) for one in runs)
+            large = (_too_large(one, pct) for one, pct in zip(runs, (1.0, 1.0, 2.0), strict=True))
+            rows.append((at, f"{100 * level:.2g} %", blocks, detectable, *chain(*zip(kept, large, strict=True))))
+    shown = "shown, shrunk"
+    heads = ("proposal", "two-sided level", "blocks", "detectable", "keeps 1 % (2 sd)", shown, "the same, margin 0.5 %",
+             shown, "keeps 2 %, margin 0.5 %", shown)  # fmt: skip
     yield _table("One improvement after proposals that change nothing", heads, rows)
     rows = []
     for pct in (1.0, 2.0):
@@ -380,6 +409,37 @@ def session_tables(number: int) -> Iterator[str]:
             rows.append((f"{pct:g} %", blocks, kept.of_improvements, *shares))
     heads = ("improvement", "blocks", "improvements kept", "wrong among the kept", "the same by greed")
     yield _table(f"Sessions of {PROPOSALS} proposals, one in ten an improvement", heads, rows)
+
+
+_MARGINS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+"""In standard deviations of the difference of two trials."""
+_UNSEEN = ("each arm autocorrelated 0.6, the A/A blocks not", "a slow mode in 10 % of the variants' trials")
+
+
+def _margins_table(number: int) -> str:
+    """Return how a margin protects sessions from noise that A/A blocks do not show, and what it costs."""
+    rows = []
+    for share in _MARGINS:
+        margin = max(NO_MARGIN_PCT, percent(share * SD))
+        for blocks in (10, 20):
+            wrong = (sessions(noisy(name), nulls(number), blocks=blocks, margin_pct=margin).any_false
+                     for name in _UNSEEN)  # fmt: skip
+            gains = planted(number, at=10, effect_pct=percent(2 * SD))
+            right = rate(sessions(noisy("normal"), gains, blocks=blocks, margin_pct=margin).by_budget[:, -1])
+            rows.append((f"{share:g} sd", blocks, *wrong, right))
+    heads = ("margin", "blocks", *(f"keeps anything: {name}" for name in _UNSEEN), "keeps 2 sd at proposal 10")
+    return _table(f"Margins of sessions of {PROPOSALS} proposals that change nothing", heads, rows)
+
+
+_FEWEST_KEPT = 20
+"""Kept gains whose mean says something."""
+
+
+def _too_large(kept: Kept, effect_pct: float) -> str:
+    """Return how many times the true gain a kept one shows, and shows shrunk; nothing where few are kept."""
+    if kept.by_budget.sum() < _FEWEST_KEPT:
+        return ""
+    return ", ".join(f"x{times:.2f}" for times in kept.too_large(effect_pct))
 
 
 def _table(title: str, heads: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:

@@ -38,6 +38,7 @@ ONE_ARM = {
     SKEWED,
     "each arm autocorrelated 0.6, the A/A blocks not",
     "a slow mode in 10 % of the variants' trials",
+    "10 % of the variants' trials 50 % slower",
 }
 """Noises under which no test of a few blocks keeps its level."""
 ALIKE = [name for name in NOISES if name not in ONE_ARM]

@@ -11,8 +11,8 @@ from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.power import SESSION_ALPHA, session_level
 from ablate.experiments.records.circumstances import CALIBRATED
-from tests.simulation.cases import noisy
-from tests.simulation.noise import Draw
+from tests.simulation.cases import NO_MARGIN_PCT, noisy
+from tests.simulation.noise import SD, Draw
 from tests.simulation.rates import rate
 from tests.simulation.sessions import mixed, nulls, planted, sessions
 from tests.simulation.test_cases import is_at_least, is_at_most
@@ -34,6 +34,25 @@ def test_a_late_improvement_is_kept_less_often(at: int, least: float, most: floa
     share = rate(sessions(NORMAL, planted(100, at=at, effect_pct=1.0), blocks=10).by_budget[:, -1])
     assert is_at_least(share, least)
     assert is_at_most(share, most)
+
+
+def test_kept_gains_are_too_large_and_less_so_when_shrunk() -> None:
+    rare, frequent = (
+        sessions(NORMAL, planted(1500, at=1, effect_pct=effect), blocks=6).too_large(effect) for effect in (0.75, 2.0)
+    )
+    assert rare[0] > 1.1
+    assert 1.0 < rare[1] < rare[0] - 0.03
+    assert frequent == pytest.approx((1.0, 1.0), abs=0.02)
+
+
+def test_a_margin_protects_a_session_from_noise_that_aa_blocks_do_not_show() -> None:
+    noise = noisy("each arm autocorrelated 0.6, the A/A blocks not")
+    none, some = (
+        sessions(noise, nulls(150, proposals=100), blocks=10, margin_pct=margin).any_false
+        for margin in (NO_MARGIN_PCT, 0.75 * 100 * SD)
+    )
+    assert is_at_least(none, 0.2)
+    assert is_at_most(some, 0.03)
 
 
 def test_few_of_the_kept_proposals_are_wrong_where_some_improve() -> None:

@@ -92,8 +92,9 @@ def word_cell(variant: VariantVerdict, word: Cell) -> Cell:
     if variant.cause is Cause.OTHER_WORK:
         return Cell(text=word.text, sign=word.sign, tone=word.tone)
     tone = verdict_cells.WORDS[variant.measured][1]
-    note = "" if variant.measured is variant.verdict else f"samples say {variant.measured}"
-    return Cell(text=word.text, sign=word.sign, tone=tone, note=note)
+    where = () if variant.nodes is None else (variant.nodes.in_words(),)
+    alone = () if variant.measured is variant.verdict else (f"samples say {variant.measured}",)
+    return Cell(text=word.text, sign=word.sign, tone=tone, note="; ".join((*where, *alone)))
 
 
 def _absolute(view: AblationView, verdict: Verdict, arm: str) -> str:

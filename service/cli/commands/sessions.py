@@ -6,6 +6,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
+from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
 from ablate.service.cli import completion, tables
@@ -53,10 +54,21 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 @guarded
-def spec(name: NameArgument) -> None:
+def spec(
+    name: NameArgument,
+    whole: Annotated[
+        bool,
+        typer.Option("--whole", help="Compare it with the first baseline: what all kept ones gained together."),
+    ] = False,
+) -> None:
     """Print the incumbent's spec. Change its variant, and propose the file: ablate try --session NAME -- FILE."""
     with Client() as client:
-        print_text(client.sessions.get(name).spec)
+        session = client.sessions.get(name)
+    text = session.whole if whole else session.spec
+    if text is None:
+        detail = f"session '{name}' has kept no proposal, so its incumbent is the first baseline"
+        raise SpecError([SpecProblem(pointer="--whole", detail=detail, hint="leave --whole out")])
+    print_text(text)
 
 
 @app.command()
@@ -87,7 +99,7 @@ def _session(session: "SessionPath") -> RenderableType:
         ("incumbent", f"{incumbent}; its spec: ablate sessions spec {escape(session.name)}"),
         ("kept", f"{session.kept:,} of {wording.counted(session.proposals, 'proposal')}"),
         ("next level", f"{100 * session.next_level:.2g} %"),
-        *([("missing", f"[yellow]{escape(session.advice)}[/]")] if session.advice else []),
+        *([("advice", f"[yellow]{escape(session.advice)}[/]")] if session.advice else []),
     )
     table = TerminalTable(*numbers("proposal"), *names("outcome"), *numbers("level"), *texts("answer", "note"),
                           *names("name"), *ids("ablation"), leaving=("ablation", "name"))  # fmt: skip

@@ -143,7 +143,7 @@ def _answer(client: Client, accepted: "ProposalAccepted", *, as_json: bool) -> P
     verdict = None if proposal.state == AblationState.CANCELLED else client.ablations.verdict(proposal.ablation_id)
     outcome = proposal.outcome or ProposalOutcome.UNDECIDED
     if as_json:
-        plain = session.model_dump(mode="json", exclude={"path", "spec"})
+        plain = session.model_dump(mode="json", exclude={"path", "spec", "whole"})
         print_json({"outcome": outcome, "proposal": proposal, "session": plain, "verdict": verdict})
         return outcome
     if verdict is not None:

@@ -376,7 +376,8 @@ def test_a_target_that_is_reached_at_the_first_validation_has_no_number() -> Non
 def test_a_better_number_of_a_curve_says_what_its_seeds_cannot_exclude(seeds: int, first: bool) -> None:
     curves = drawn_curves(np.random.default_rng(2), seeds, effect=-0.3)
     variant = judged(curve_spec("tokens_to_loss", seeds), curves)
-    line = f"{seeds} seeds do not exclude that up to {1 - 0.05 ** (1 / seeds):.0%} of this arm's runs end far worse"
+    share = 100 * (1 - 0.05 ** (1 / seeds))
+    line = f"{seeds} blocks do not exclude that up to {share:.0f} % of this arm's runs are far worse"
     assert variant.verdict is VerdictWord.BETTER
     assert (line in variant.reason) is first
     assert any(line in note for note in variant.notes) is not first
@@ -450,7 +451,7 @@ def test_an_arm_that_ignores_its_seed_gets_no_verdict() -> None:
     curves = dict(drawn_curves(np.random.default_rng(6), 8, effect=-0.3))
     for block in range(8):
         curves[block, "wider"] = curves[0, "wider"]
-    assert judged(curve_spec("tokens_to_loss"), curves).cause is Cause.ONE_VALUE
+    assert judged(curve_spec("tokens_to_loss"), curves).cause is Cause.REPEATED_SEEDS
 
 
 def test_pages_name_the_target_and_how_the_effect_is_estimated() -> None:

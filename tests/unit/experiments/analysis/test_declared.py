@@ -222,7 +222,7 @@ def test_a_number_that_ignores_the_seed_proves_nothing() -> None:
     assert (variant.verdict, variant.measured, variant.cause) == (
         VerdictWord.INCONCLUSIVE,
         VerdictWord.BETTER,
-        Cause.ONE_VALUE,
+        Cause.REPEATED_SEEDS,
     )
     same = {place: {"val_bpb": 1.5} for place in values}
     assert only(judged(spec, plan, same)).verdict is VerdictWord.SAME

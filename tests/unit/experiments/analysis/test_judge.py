@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from ablate.experiments.analysis.judge import _gates_live, judge
+from ablate.experiments.analysis.arm_summary import gates_live
+from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from ablate.experiments.design.gates import GATES
 from ablate.experiments.design.spec import AblationSpec
@@ -63,7 +64,7 @@ def test_gates_that_are_not_live_are_named() -> None:
     idle = {gate: receipt.gates[gate].model_copy(update={"live": False}) for gate in (other, name)}
     dark = receipt.model_copy(update={"gates": {**receipt.gates, **idle}})
     total = 2 * sum(gate in idle or reading.observed is not None for gate, reading in receipt.gates.items())
-    counted, _, rest = _gates_live([receipt, dark]).partition(", not observed here: ")
+    counted, _, rest = gates_live([receipt, dark]).partition(", not observed here: ")
     assert counted == f"{total - 2}/{total}, not live: {name}, {other}"
     unseen = {gate for gate, reading in receipt.gates.items() if reading.observed is None and gate not in idle}
     assert set(rest.split(", ")) == unseen
@@ -75,9 +76,9 @@ def test_gates_that_a_stopped_trial_had_not_shown_yet_are_not_called_dead(outcom
     idle = {gate: reading.model_copy(update={"live": False}) for gate, reading in receipt.gates.items()}
     stopped = receipt.model_copy(update={"gates": idle, "outcome": outcome})
     total = sum(reading.observed is not None for reading in receipt.gates.values())
-    counted = _gates_live([receipt, stopped]).partition(", not observed here: ")[0]
+    counted = gates_live([receipt, stopped]).partition(", not observed here: ")[0]
     assert counted == f"{total}/{total}, 1 trial stopped early and not counted"
-    assert _gates_live([stopped, stopped]) == "2 trials stopped early and not counted"
+    assert gates_live([stopped, stopped]) == "2 trials stopped early and not counted"
 
 
 @pytest.mark.parametrize(

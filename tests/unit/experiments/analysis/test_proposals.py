@@ -1,13 +1,17 @@
 """Proposals of a session: the level in spec, rule and tests, what a proposal may change, and the next incumbent."""
 
 import json
+import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.looks import at_look
+from ablate.experiments.analysis.noise.calibrate import calibrate
 from ablate.experiments.analysis.proposals import (
     as_yaml,
     opening_problems,
@@ -15,10 +19,12 @@ from ablate.experiments.analysis.proposals import (
     proposal_problems,
     proposed,
     refuse_session_key,
+    since_the_first,
+    small_margin,
     with_kept,
 )
 from ablate.experiments.design.aa_spec import calibration_spec
-from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.load import load_values, parse_spec
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.power import Look, alpha_of, detectable_per_sd, session_level
 from ablate.experiments.design.rule import rule_of
@@ -26,7 +32,10 @@ from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.errors import SpecError
 from ablate.experiments.outcomes import PROPOSAL_EXIT_CODES, Decision, Outcome, ProposalOutcome, VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED, Circumstances
+from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.pages.circumstance_tables import rule_in_words
+from ablate.experiments.reporting.verdict_layout import lay_out, short_answer
+from tests.calibrations import KEY, noisy_blocks
 from tests.factories import command_values, make_receipt, make_receipts, spec_values
 from tests.unit.experiments.analysis.test_caps import asked
 
@@ -117,6 +126,33 @@ def test_a_decision_is_keep_discard_or_undecided(ratio: float, outcome: Proposal
     assert outcome_of(judged(as_proposal(values_of()), ratio, sd=0.004)) is outcome
 
 
+@pytest.mark.parametrize(("metric", "sign"), [("tokens_per_s", 1), ("step_s", -1)])
+@pytest.mark.parametrize(("sd", "adopt_if"), [(0.002, "0.5%"), (0.006, "0.5%"), (0.006, "2.5%")])
+def test_a_kept_effect_is_shown_without_the_mean_luck_of_kept_ones(
+    metric: str, sign: int, sd: float, adopt_if: str
+) -> None:
+    primary = {"metric": metric, "margin": "0.5%", "adopt_if": adopt_if}
+    spec = as_proposal(values_of(verdict__primary=primary, design__blocks={"count": 10}))
+    verdict = judged(spec, 1.03, sd=sd)
+    (variant,) = verdict.variants
+    one = variant.primary
+    assert (variant.decision, math.copysign(1, one.delta_pct)) == (Decision.ADOPT, sign)
+    near, bound, threshold = (
+        sign * math.log1p(pct / 100)
+        for pct in (one.ci_low_pct if sign > 0 else one.ci_high_pct, sign * 0.5, sign * float(adopt_if[:-1]))
+    )
+    gain, se = abs(math.log1p(one.delta_pct / 100)), one.sd_pct / 100 * one.widened / math.sqrt(one.blocks)
+    least = max(gain - near + bound, threshold)
+    mean = stats.truncnorm.mean((least - gain) / se, np.inf, loc=gain, scale=se)
+    assert sign * math.log1p(variant.shrunk_pct / 100) == pytest.approx(max(near, 2 * gain - mean), rel=1e-6)
+    assert abs(variant.shrunk_pct) <= abs(one.delta_pct)
+    shown = wording.percent(variant.shrunk_pct)
+    assert f" (shrunk {shown})" in short_answer(verdict)
+    assert f"without their mean luck it is {shown}" in lay_out(verdict).variants[0].sentence
+    (plain,) = judged(parse(values_of(verdict__primary=primary, design__blocks={"count": 10})), 1.03, sd=sd).variants
+    assert (plain.decision, plain.shrunk_pct) == (Decision.ADOPT, None)
+
+
 def test_a_proven_null_and_a_broken_variant_are_discarded_and_an_invalid_one_is_undecided() -> None:
     assert outcome_of(judged(as_proposal(values_of()), 1.0, sd=0.0001)) is ProposalOutcome.DISCARD
     spec = as_proposal(values_of())
@@ -125,6 +161,20 @@ def test_a_proven_null_and_a_broken_variant_are_discarded_and_an_invalid_one_is_
         ended = {"baseline": {}, "psiv-on": {"outcome": outcome, "message": "it ended"}}
         receipts = [make_receipt(plan, block, arm, **ended[arm]) for block in plan.blocks for arm in block.order]
         assert outcome_of(judge(plan, spec, receipts, CALIBRATED)) is expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_margin_below_three_quarters_of_the_noise_is_small(seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311  # draws numbers
+    own = [calibrate(KEY, noisy_blocks(20, sd=rng.uniform(0.0005, 0.05), seed=number)) for number in range(1, 4)]
+    noise, margin = max(one.sd_pct for one in own), round(rng.uniform(0.1, 6.0), 2)
+    spec = parse(values_of(verdict__primary={"metric": "tokens_per_s", "margin": f"{margin}%"}))
+    text = small_margin(spec, own)
+    assert (text is not None) == (margin < 0.75 * noise)
+    assert text is None or f"The margin of {margin:g} % is {margin / noise:.2g} standard deviations" in text
+    assert small_margin(spec, []) is None
+    amount = {"metric": "loss_val", "margin": "0.01 nats"}
+    assert small_margin(parse(values_of(verdict__primary=amount)), own) is None, "an amount is no percent"
 
 
 def test_every_decision_has_an_outcome() -> None:
@@ -254,6 +304,37 @@ def test_the_next_incumbent_is_the_kept_arm(make: Any) -> None:
         config = make_plan(parse(plain)).baseline.config.values_with_seed
         assert config == kept.config.values_with_seed
         assert not list(proposal_problems(parse(plain), following, "s"))
+        compared += 1
+
+
+@pytest.mark.parametrize("make", [random_recipe, random_command])
+def test_the_whole_gain_of_a_session_is_its_incumbent_against_its_first_baseline(make: Any) -> None:
+    """Against an independent reading: the arms of all proposals on the way, each kept."""
+    rng, compared = random.Random(30), 0  # noqa: S311  # draws specs
+    while compared < 30:
+        values = make(rng)
+        opened = values | {"labels": {"of": "session"}}
+        opened["workload"] = {key: value for key, value in values["workload"].items() if key != "require_kernels"}
+        incumbent = as_yaml(json.dumps(opened).encode(), "application/json")
+        first = b""
+        try:
+            for number in range(1, rng.randint(2, 4)):
+                own = make(rng)["variants"] if number > 1 else values["variants"]
+                now = load_values(incumbent, "application/yaml") | {"variants": own, "labels": {}}
+                if number == 1:
+                    now["workload"] = values["workload"]
+                text = propose(now, "s", number, ())
+                kept = make_plan(parse_spec(text, "application/yaml")).arm_by_name["new"]
+                first = first or text
+                incumbent = with_kept(incumbent, text)
+            whole = parse_spec(since_the_first(first, incumbent), "application/yaml")
+            plan = make_plan(whole)
+        except SpecError:  # a drawn variant, or all of them together, equal the baseline, or do not fit it
+            continue
+        assert (whole.verdict.session, whole.labels) == (None, {"of": "session"})
+        began = make_plan(parse_spec(first, "application/yaml")).baseline
+        assert plan.baseline.config.values_with_seed == began.config.values_with_seed
+        assert plan.arm_by_name["incumbent"].config.values_with_seed == kept.config.values_with_seed
         compared += 1
 
 

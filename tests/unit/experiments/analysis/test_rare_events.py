@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.looks import at_look
@@ -20,6 +21,7 @@ from ablate.experiments.errors import SpecError
 from ablate.experiments.outcomes import VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED
 from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting.verdict_layout import lay_out
 from tests.calibrations import noisy_blocks
 from tests.factories import make_receipt, make_receipts, make_spec, spec_values
 
@@ -140,3 +142,24 @@ def test_an_arm_with_a_tail_to_one_side_gets_none() -> None:
     (variant,) = judge(plan, spec, receipts, CALIBRATED).variants
     assert variant.cause in (Cause.SPREADS, Cause.NOT_PROVED)
     assert variant.verdict is VerdictWord.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("blocks", "share"), [(6, 39), (11, 24), (12, 22), (30, 10)])
+@pytest.mark.parametrize(
+    ("speed", "word"), [(1.05, VerdictWord.BETTER), (1.0, VerdictWord.SAME), (0.9, VerdictWord.WORSE)]
+)
+def test_a_good_speed_says_which_share_of_slow_runs_its_blocks_cannot_exclude(
+    blocks: int, share: int, speed: float, word: VerdictWord
+) -> None:
+    """The share is the bound of Clopper and Pearson for no event in so many runs."""
+    spec = make_spec(variants=ONE, design__blocks={"count": blocks})
+    plan = make_plan(spec)
+    verdict = judge(plan, spec, make_receipts(plan, {"psiv-on": speed}, sd=0.0005), CALIBRATED)
+    (variant,) = verdict.variants
+    caveat = f"{blocks} blocks do not exclude that up to {share} % of this arm's runs are far worse than these"
+    good, few = word is not VerdictWord.WORSE, blocks < 12
+    assert stats.beta.ppf(0.95, 1, blocks) == pytest.approx(share / 100, abs=0.005)
+    assert variant.verdict is word
+    assert (caveat in variant.reason, caveat in variant.notes) == (good and few, good and not few)
+    (shown,) = lay_out(verdict).variants
+    assert (caveat in shown.sentence, caveat in shown.remarks) == (good and few, good and not few)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ablate.experiments.analysis.statistics import fit, holm, log_ratio, percent, sign_flip_p
+from ablate.experiments.analysis.statistics import fit, holm, log_ratio, percent, sign_flip_p, without_luck
 
 D = [0.011, 0.004, 0.009, -0.002, 0.013, 0.007]
 PLACES = [1, -1, -1, 1, 1, -1]
@@ -106,3 +106,15 @@ def test_holm_matches_the_step_down_by_hand(seed: int) -> None:
 def test_percent_inverts_the_log_ratio() -> None:
     assert percent(math.log(1.0241)) == pytest.approx(2.41)
     assert log_ratio(percent(-0.03)) == pytest.approx(-0.03)
+
+
+def test_the_mean_luck_of_estimates_beyond_an_end_is_that_of_scipy_and_of_draws() -> None:
+    rng = np.random.default_rng(20261129)
+    for _ in range(200):
+        true, se = rng.normal(0, 0.02), 10 ** rng.uniform(-4, -1)
+        least = true - se * rng.uniform(-3, 5)
+        mean = stats.truncnorm.mean((least - true) / se, np.inf, loc=true, scale=se)
+        assert true - float(without_luck(true, least, se)) == pytest.approx(mean - true, rel=1e-6, abs=1e-12)
+    drawn = rng.normal(0.01, 0.005, 200_000)
+    luck = 0.01 - float(without_luck(0.01, 0.012, 0.005))
+    assert drawn[drawn > 0.012].mean() - 0.01 == pytest.approx(luck, rel=0.01)

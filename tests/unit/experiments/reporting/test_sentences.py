@@ -64,7 +64,8 @@ def remarks(judged: Verdict) -> str:
 
 def test_better_is_said_beyond_the_margin_and_a_proved_gain_that_may_be_smaller_is_undecided() -> None:
     start = "hroughput is 2.40 % higher (+0.20 to +4.60 % with 96 % confidence, 6 blocks); "
-    assert said(verdict()) == f"T{start}that is more than the margin of 0.5 %."
+    unseen = "6 blocks do not exclude that up to 39 % of this arm's runs are far worse than these"
+    assert said(verdict()) == f"T{start}that is more than the margin of 0.5 %; {unseen}."
     below = said(verdict(**OPEN | {"measured": VerdictWord.INCONCLUSIVE}, cause=Cause.ABOVE_ZERO))
     assert below == f"Not decided: t{start}the difference is proved, but not that it exceeds the margin of 0.5 %."
 

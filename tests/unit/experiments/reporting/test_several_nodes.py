@@ -6,6 +6,9 @@ from collections import defaultdict
 
 import pytest
 
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.records.receipts import Receipt, summarise
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.mlflow.parent import parent
 from ablate.experiments.reporting.mlflow.runs import arm_runs
@@ -53,6 +56,36 @@ def test_throughput_of_several_nodes_is_told_by_node_or_marked(seed: int) -> Non
     table = evidence_tables.arms_table(view)
     assert {f"throughput on {node}, tokens/s" for node in nodes} <= {str(row[0]) for row in table.rows}
     assert "nodes of unequal speed" in table.note
+
+
+@pytest.mark.parametrize(("apart", "scope"), [(0.0, "on these 2 nodes"), (3.0, "on these 2 nodes, which differ")])
+def test_every_medium_says_that_a_word_is_of_these_nodes(apart: float, scope: str) -> None:
+    own = {"fast": 1 + apart / 100, "slow": 1 - apart / 100}
+    arms = {"baseline": views.Effect(), "psiv-on": views.Effect(gates={"psiv_cache": True}, speed_pct=9)}
+    view = views.view(arms=arms, num_blocks=24, node_class="cpu", timed=4, noise=1e-3, nodes={"fast": 1.7, "slow": 0.5})
+    receipts = [one if one.arm == "baseline" else faster(one, own[one.environment.node_name]) for one in view.receipts]
+    spec = parse_spec(view.spec_text.encode(), "application/json")
+    view = views.judged_view(spec, view.plan, receipts, spec_text=view.spec_text)
+    verdict = view.verdict
+    assert verdict is not None
+    (variant,) = verdict.variants
+    assert (variant.verdict, variant.decision) == (VerdictWord.BETTER, Decision.ADOPT)
+    assert variant.nodes is not None
+    assert (variant.nodes.names, variant.nodes.differ) == (("fast", "slow"), bool(apart))
+    assert variant.reason.endswith(f"; {scope}")
+    (shown,) = lay_out(verdict).variants
+    assert shown.word.note == scope
+    assert shown.sentence.endswith(f"all of this is {scope} only.")
+    assert lay_out(verdict).lead == f"Adopt psiv-on ({scope})."
+    assert f"({scope})" in verdict_markdown(verdict)
+    assert render(view).count(scope) >= 2
+
+
+def faster(receipt: Receipt, factor: float) -> Receipt:
+    """Return the receipt of a trial whose steps took a `factor` less."""
+    steps = tuple(step.model_copy(update={"seconds": step.seconds / factor}) for step in receipt.steps)
+    summary = summarise(steps, flops_per_step=receipt.flops_per_step, loss_val=None, peak_flops=None)
+    return receipt.model_copy(update={"steps": steps, "summary": summary})
 
 
 def test_one_node_is_told_without_any_of_it() -> None:
