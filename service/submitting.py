@@ -14,10 +14,10 @@ from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.digest import digest
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.ids import new_id
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.records.calibration import Calibration, Sizing
 from ablate.experiments.records.circumstances import Family
 from ablate.experiments.reporting import wording
-from ablate.kernels.backends import NODE_CLASSES
 from ablate.service.errors import Forbidden
 from ablate.service.http.deps import Services
 from ablate.service.http.serializers import accepted_public, silent_limit_s

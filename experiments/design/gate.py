@@ -6,7 +6,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
-from ablate.kernels.backends import NODE_CLASSES, Lane, NodeClass
+from ablate.experiments.node_classes import NODE_CLASSES
+from ablate.kernels.backends import Lane, NodeClass
 from ablate.model.config import TrainConfig
 
 GateValue: TypeAlias = bool | int | str

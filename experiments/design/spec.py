@@ -43,8 +43,8 @@ from ablate.experiments.design.workload import (
     without_null,
 )
 from ablate.experiments.digest import digest
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import BASELINE
-from ablate.kernels.backends import NODE_CLASSES
 from ablate.model.measurements import Metric
 
 MIN_BLOCKS = 6

@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Row
 
 from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.plan import Plan
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import AblationState
 from ablate.experiments.reporting.wording import counted, duration
-from ablate.kernels.backends import NODE_CLASSES
 from ablate.service.lifecycle import OVER
 from ablate.service.schemas.nodes import WaitingPublic
 from ablate.service.store.blocks import queue

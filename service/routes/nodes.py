@@ -8,9 +8,9 @@ from sqlalchemy import Connection
 
 from ablate.experiments.errors import SpecProblem
 from ablate.experiments.ids import NODE_NAME, REASON
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.records.messages import NodeRegistered, NodeRegistration
 from ablate.experiments.records.signing import KEY_PATTERN, PublicKey
-from ablate.kernels.backends import NODE_CLASSES
 from ablate.service.errors import Invalid
 from ablate.service.http.deps import Operator, Reader, Services, ServicesDep, Worker, json_only
 from ablate.service.http.problems import check_known

@@ -12,7 +12,8 @@ from ablate.experiments.design.load import CONTENT_TYPES, parse_spec
 from ablate.experiments.design.plan import controlled, questions
 from ablate.experiments.digest import digest_bytes
 from ablate.experiments.ids import IDEMPOTENCY_KEY
-from ablate.kernels.backends import NODE_CLASSES, NodeClass
+from ablate.experiments.node_classes import NODE_CLASSES
+from ablate.kernels.backends import NodeClass
 from ablate.service.errors import IdempotencyInFlight
 from ablate.service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from ablate.service.http.openapi import JSON_EXAMPLE, YAML_EXAMPLE

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, StrictBool, StrictFloat
 
 from ablate.experiments.ids import NODE_NAME, REASON, TOKEN_NAME
-from ablate.kernels.backends import NODE_CLASSES
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.service.principals import Scope
 from ablate.service.schemas.public import Public
 

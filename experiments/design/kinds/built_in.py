@@ -17,8 +17,9 @@ from ablate.experiments.design.recipes import OF_AN_ARM, OF_TRAINING, OF_VALIDAT
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.workload import VariantSpec, Workload
 from ablate.experiments.errors import SpecProblem
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import BASELINE
-from ablate.kernels.backends import NODE_CLASSES, Lane, NodeClass
+from ablate.kernels.backends import Lane, NodeClass
 from ablate.kernels.scan_switches import CHUNK_SIZES
 from ablate.model.back_end_limits import check_back_ends
 from ablate.model.config import (

@@ -29,8 +29,9 @@ from ablate.experiments.design.workload import (
     Workload,
 )
 from ablate.experiments.errors import SpecProblem
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import BASELINE
-from ablate.kernels.backends import NODE_CLASSES, NodeClass
+from ablate.kernels.backends import NodeClass
 
 SHORT_DIGEST_CHARS = 19
 """Characters of an archive's digest that everybody may see; the whole one is for those who may use the archive."""

@@ -14,7 +14,8 @@ from ablate.experiments.design.kinds.program import SECRET
 from ablate.experiments.design.packages import LANE
 from ablate.experiments.design.plan import Plan
 from ablate.experiments.design.workload import COMMAND
-from ablate.kernels.backends import NODE_CLASSES, Lane
+from ablate.experiments.node_classes import NODE_CLASSES
+from ablate.kernels.backends import Lane
 from ablate.service.store.tables import SILENT_S, blocks, has_passed, nodes
 
 ELSEWHERE_S = 300.0

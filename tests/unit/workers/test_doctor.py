@@ -11,7 +11,7 @@ from ablate.workers.devices.node_health import free_gib_at
 from ablate.workers.isolation import reach
 from ablate.workers.node import find_node
 from ablate.workers.settings import Settings
-from tests.nvidia_smi import put_gpus
+from tests.nvidia_gpus import put_gpus
 from tests.own_packages import OwnPackages, own_packages
 
 __all__ = ["own_packages"]
