@@ -16,6 +16,7 @@ GPU_PATTERN = "^(?!cpu|tpu|xla)(?=[a-z-]*[0-9])[a-z0-9]+(-[a-z0-9]+)*$"
 """A class that is named after its GPU. Every name has a digit."""
 MOST_LETTERS = 32
 OPEN_LANES = (Lane.REFERENCE,)
+HOPPER_ALONE = "Its kernels are compiled for Hopper (sm_90a): node classes h100 and h200 run them"
 _SAME_IN_ALL = re.compile(
     "nvidia|amd|tesla|geforce|instinct|gpu|generation|edition|workstation|oam|sxm[0-9]?|hbm[0-9][a-z]?"
 )

@@ -128,7 +128,7 @@ class Settings(BaseSettings):
     @classmethod
     def _check_class(cls, value: str | None) -> str | None:
         if value is not None and value not in NODE_CLASSES:
-            raise ValueError(f"node class {value!r} is unknown; allowed: {', '.join(NODE_CLASSES)}")
+            raise ValueError(f"node class {value!r} is unknown; allowed: {', '.join(NODE_CLASSES)}, or that of a GPU")
         return value
 
     @field_validator("corpus_dirs", "code_dirs", "trial_readable")

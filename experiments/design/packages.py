@@ -120,8 +120,8 @@ class PackageRecipe(_Strict):
     @field_validator("node_classes")
     @classmethod
     def _able(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        able = [name for name, entry in NODE_CLASSES.items() if runs_programs(name)]
-        wrong = [name for name in value if name not in able]
+        able = [name for name in NODE_CLASSES if runs_programs(name)]
+        wrong = [name for name in value if not runs_programs(name)]
         if wrong:
             raise ValueError(f"node class {shown(wrong[0])} runs no recipes of packages; allowed: {listed(able)}")
         return value
@@ -151,7 +151,7 @@ class PackageRecipe(_Strict):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Node classes that can run it."""
+        """Node classes of the table that can run it."""
         return self.node_classes or tuple(name for name in NODE_CLASSES if runs_programs(name))
 
 

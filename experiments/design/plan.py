@@ -126,6 +126,8 @@ def make_plan(spec: AblationSpec) -> Plan:
     """
     if spec.design.blocks.auto:
         raise SpecError([unsized(spec)])
+    if not spec.placement.node_class:
+        raise AssertionError("a spec is placed before it is planned")
     resolution = resolve_with_steps(spec)
     problems = [
         *resolution.problems,

@@ -13,6 +13,7 @@ from ablate.experiments.analysis.sizing import plan_spec
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.design.kinds.command import sent_code
 from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.placing import named_kind, placed
 from ablate.experiments.design.plan import controlled, may_have_control
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.documents import write_whole
@@ -51,17 +52,24 @@ def read_bundle(path: Path) -> tuple[dict[str, bytes], Bundle]:
 
 
 def write_plan(
-    body: SpecBody, path: Path, *, calibrations: Sequence[Calibration] = (), unregistered: bool = False, as_json: bool
+    body: SpecBody,
+    path: Path,
+    *,
+    node_class: str | None = None,
+    calibrations: Sequence[Calibration] = (),
+    unregistered: bool = False,
+    as_json: bool,
 ) -> None:
     """Write the plan file of a spec, in a tar file with its code if it has any, and print how to run it.
 
-    A spec with `blocks: auto` gets its number of blocks from `calibrations`. Without any, a plan that times decide gets
-    a control arm, so that its own A/A blocks may admit the node. If the settings name a service, it registers a plan
-    that has a question, unless it shall stay `unregistered`. Raises ClientError.
+    A placement that leaves it open gets `node_class`, and `blocks: auto` a number from `calibrations`. Without any, a
+    plan that times decide gets a control arm, so that its own A/A blocks may admit the node. If the settings name a
+    service, it registers a plan that has a question, unless it shall stay `unregistered`. Raises ClientError.
     """
     spec = parse_spec(body.content, body.content_type)
     refuse_session_key(spec)
-    content, content_type, spec, plan = plan_spec(body.content, body.content_type, spec, lambda: calibrations)
+    content, content_type, spec = placed(body.content, body.content_type, spec, named_kind(node_class))
+    content, content_type, spec, plan = plan_spec(content, content_type, spec, lambda: calibrations)
     if may_have_control(spec) and not calibrations:
         plan = controlled(spec, plan)
     trees = {packed.digest: packed.tree for packed in body.archives}

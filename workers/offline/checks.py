@@ -11,12 +11,14 @@ from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.kinds.command import HIDDEN_FAILURES, CommandArm, hides_failures
 from ablate.experiments.design.kinds.program import CLOCK_S, marked_steps
 from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.placing import named_kind, placed
 from ablate.experiments.design.plan import may_have_control
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE
 from ablate.experiments.records.program_report import clocks_differ, printable
 from ablate.experiments.records.spec_code import PackedSpec, pack_spec
+from ablate.workers.devices.inventory import find_devices
 from ablate.workers.offline.check_runs import CheckRun, WantedRun
 from ablate.workers.trials.result import TrialResult
 
@@ -130,6 +132,9 @@ class CheckedSpec:
         """Return the spec in a file with its code packed. Raises SpecError and OSError."""
         packed = pack_spec(path.read_bytes(), content_type_of(path), path.parent)
         spec = parse_spec(packed.content, packed.content_type)
+        if not spec.placement.node_class:
+            kind = named_kind(find_devices().node_class.name)
+            spec = placed(packed.content, packed.content_type, spec, kind)[2]
         resolution = resolve(spec)
         if resolution.problems:
             raise SpecError(list(resolution.problems))

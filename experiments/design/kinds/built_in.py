@@ -511,7 +511,7 @@ def _gate_problems(
 
 
 def _support_hint(gate: Gate, node_class: NodeClass) -> str | None:
-    able = [show(value) for value in gate.values if node_class.name in gate.node_classes(value)]
+    able = [show(value) for value in gate.values if gate.runs_on(node_class, value)]
     if not able:
         return None
     return f"values of '{gate.name}' that run on {node_class}: {listed(able)}"

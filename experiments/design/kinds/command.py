@@ -159,7 +159,7 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     node_class = NODE_CLASSES[spec.placement.node_class]
     if node_class.compiles_only or node_class.device_type == "xla":
         able = [name for name, entry in NODE_CLASSES.items() if entry.device_type in ("cpu", "cuda")]
-        detail = f"commands do not run on node class '{node_class}'; allowed: {', '.join(able)}"
+        detail = f"commands do not run on node class '{node_class}'; allowed: {', '.join(able)}, and any other GPU"
         yield SpecProblem(pointer=pointer("placement", "node_class"), detail=detail)
     yield from _placement_problems(spec, node_class)
     yield from _secret_problems(spec)

@@ -29,7 +29,7 @@ ANY_LANE = ""
 
 _REASON_LIMIT = 160  # characters
 
-_TAKES_WORK = (
+TAKES_WORK = (
     SILENT_S < HEARD_S,
     nodes.c.quarantined_reason.is_(None),
     nodes.c.draining.is_(False),
@@ -176,4 +176,4 @@ def works_elsewhere(connection: Connection, node_id: str, node_class: str) -> bo
 
 
 def _others_that_work(node_id: str, node_class: str) -> Select[Any]:
-    return select(nodes.c.id).where(nodes.c.node_class == node_class, nodes.c.id != node_id, *_TAKES_WORK)
+    return select(nodes.c.id).where(nodes.c.node_class == node_class, nodes.c.id != node_id, *TAKES_WORK)
