@@ -21,8 +21,7 @@ _SAME_IN_ALL = re.compile(
     "nvidia|amd|tesla|geforce|instinct|gpu|generation|edition|workstation|oam|sxm[0-9]?|hbm[0-9][a-z]?"
 )
 """Words that do not tell two models of one maker apart."""
-_AMD = re.compile("mi[0-9]|amd-")
-_DIGEST_CHARS = 6
+_AMD, _OTHERS = re.compile("mi[0-9]|amd-"), re.compile("cpu|tpu|xla")
 
 _PEAKS = {
     # https://www.nvidia.com/en-us/data-center/a100/ (datasheet): 312 without sparsity, SXM and PCIe
@@ -73,13 +72,13 @@ def gpu_class(device: str, memory_bytes: int, *, probe: str) -> NodeClass:
 def _name(device: str, memory_bytes: int, probe: str) -> str:
     words = [word for word in re.findall("[a-z0-9]+", device.lower()) if not _SAME_IN_ALL.fullmatch(word)]
     name = "-".join(words)
-    if (probe == "amd") != bool(_AMD.match(name)):
+    if (probe == "amd") != bool(_AMD.match(name)) or _OTHERS.match(name):
         name = f"{probe}-{name}".rstrip("-")
     if name in TABLE or not re.search(GPU_PATTERN, name):
         name = f"{name}-{round(memory_bytes / 2**30)}gb".lstrip("-")
     if len(name) > MOST_LETTERS:
-        digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_CHARS]
-        name = f"{name[: MOST_LETTERS - _DIGEST_CHARS - 1].rstrip('-')}-{digest}"
+        end = f"{'-mig' * _is_slice(name)}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+        name = f"{name[: MOST_LETTERS - len(end)].rstrip('-')}{end}"
     return name
 
 

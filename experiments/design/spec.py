@@ -298,7 +298,7 @@ class Placement(SpecPart):
     def _known(cls, value: str) -> str:
         if is_gpu(value):
             return value
-        known = f"unknown node class {shown(value)}; allowed: the name of a GPU, such as a100-80gb, or one of these"
+        known = f"unknown node class {shown(value)}; known, besides GPUs by their names, such as a100-80gb"
         return one_of(value, list(NODE_CLASSES), known)
 
     @field_validator("gpu", "memory")

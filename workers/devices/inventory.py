@@ -16,6 +16,7 @@ import psutil
 from ablate.experiments.node_classes import NODE_CLASSES, gpu_class
 from ablate.experiments.records.messages import DeviceInfo
 from ablate.kernels.backends import NodeClass
+from ablate.workers.devices.amd_probe import AmdProbe
 from ablate.workers.devices.device_lock import lock_addresses
 from ablate.workers.devices.node_health import ReleaseProof
 from ablate.workers.devices.nvidia_probe import NvidiaProbe
@@ -47,6 +48,7 @@ class XlaHostProbe(HostProbe):
 
 PROBES: dict[str, Probe] = {
     "nvidia": NvidiaProbe(),
+    "amd": AmdProbe(),
     "tpu": TpuProbe(),
     "host": HostProbe(),
     "xla_host": XlaHostProbe(),
@@ -54,7 +56,7 @@ PROBES: dict[str, Probe] = {
 }
 """Every probe under the name that node classes use for it, in the order in which they are tried. The host always
 exists, so a probe after it is used only when the operator names its node class."""
-_OF_GPUS = ("nvidia",)
+_OF_GPUS = ("nvidia", "amd")
 """Probes of devices that have a node class by their own name."""
 
 
