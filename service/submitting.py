@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from sqlalchemy import Connection
 
 from ablate.experiments.analysis.noise.admission import is_enough
+from ablate.experiments.analysis.placing import placed
 from ablate.experiments.analysis.sizing import PlannedSpec, plan_spec, sizing_problems, workload_of
-from ablate.experiments.design.placing import placed
 from ablate.experiments.design.plan import Plan, controlled, may_have_control, questions
 from ablate.experiments.design.power import alpha_of
 from ablate.experiments.design.problems import pointer

@@ -219,7 +219,7 @@ class Design(SpecPart):
 _DEVICES = sorted({number for entry in NODE_CLASSES.values() for number in entry.offers})
 ANY_GPU = "any"
 _GPU_NAMES = "^[A-Za-z0-9*?][A-Za-z0-9*? -]{0,62}$"
-_SIZE = r"^[0-9]{1,6}([.][0-9]{1,3})? ?GiB$"
+SIZE_PATTERN = r"^[0-9]{1,6}([.][0-9]{1,3})? ?GiB$"
 
 
 def _placement_schema(schema: dict[str, Any]) -> None:
@@ -235,7 +235,7 @@ def _placement_schema(schema: dict[str, Any]) -> None:
 
 def _bytes(value: object) -> object:
     """Return the bytes of a size such as 40GiB; a number of bytes comes from the form of a resolved spec."""
-    if isinstance(value, str) and re.search(_SIZE, value):
+    if isinstance(value, str) and re.search(SIZE_PATTERN, value):
         return round(float(value.removesuffix("GiB")) * GIB)
     raise refuse(f"{shown(value)} is not a size; allowed: a number with its unit, such as 40GiB")
 
@@ -248,13 +248,12 @@ class Placement(SpecPart):
     node_class: Annotated[
         str,
         Field(
-            description="The kind of machine: one of these names, or the name of another GPU, such as a100-80gb. "
-            "Without it and without gpu: the only kind that the service has.",
+            description="The kind of machine. Without it, and without gpu: the only kind that the service has.",
             exclude_if=lambda value: not value,
             json_schema_extra={
                 "anyOf": [
                     {"enum": [entry.name for entry in NODE_CLASSES.values() if entry.lanes]},
-                    {"pattern": GPU_PATTERN, "maxLength": MOST_LETTERS_OF_CLASS},
+                    {"type": "string", "pattern": GPU_PATTERN, "maxLength": MOST_LETTERS_OF_CLASS},
                 ]
             },
         ),
@@ -262,21 +261,21 @@ class Placement(SpecPart):
     gpu: Annotated[str, Field(pattern=_GPU_NAMES)] | None = Field(
         default=None,
         exclude_if=lambda value: value is None,
-        description=f"Instead of a class: {ANY_GPU}, or names of GPUs, with * and ?. All blocks run on one class, that "
-        "of these with most free nodes.",
+        description=f"Instead of node_class: `{ANY_GPU}`, or a name with `*` and `?`, such as `A100*`. All blocks run "
+        "on one class: of those that fit, the one with most nodes that take work.",
     )
     memory: (
         Annotated[
             int,
             BeforeValidator(_bytes),
             PlainSerializer(lambda value: f"{value / GIB:g}GiB"),
-            WithJsonSchema({"type": "string", "pattern": _SIZE, "examples": ["40GiB"]}),
+            WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN, "examples": ["40GiB"]}),
         ]
         | None
     ) = Field(
         default=None,
         exclude_if=lambda value: value is None,
-        description="With gpu: least memory of a device, as its driver reports it.",
+        description="With gpu: least memory of a device, of that which its driver reports.",
     )
     devices: Annotated[
         int,

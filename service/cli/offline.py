@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from ablate.experiments.analysis.placing import named_kind, placed
 from ablate.experiments.analysis.proposals import refuse_session_key
 from ablate.experiments.analysis.sizing import plan_spec
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.design.kinds.command import sent_code
 from ablate.experiments.design.load import parse_spec
-from ablate.experiments.design.placing import named_kind, placed
 from ablate.experiments.design.plan import controlled, may_have_control
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.documents import write_whole

@@ -17,14 +17,9 @@ HumanScope = Literal[Scope.READ, Scope.SUBMIT, Scope.CODE, Scope.OPERATE, Scope.
 DeviceMinutes = Annotated[
     StrictFloat | None, Field(ge=0, allow_inf_nan=False, description="Device minutes in all; null for no limit.")
 ]
+_GPU_NAME = {"type": "string", "pattern": GPU_PATTERN, "maxLength": MOST_LETTERS}
 NodeClassName = Annotated[
-    str,
-    Field(
-        json_schema_extra={
-            "anyOf": [{"enum": list(NODE_CLASSES)}, {"pattern": GPU_PATTERN, "maxLength": MOST_LETTERS}]
-        },
-        examples=["h200"],
-    ),
+    str, Field(json_schema_extra={"anyOf": [{"enum": list(NODE_CLASSES)}, _GPU_NAME]}, examples=["h200"])
 ]
 Why = Annotated[str, Field(pattern=REASON, description="People will read it.", examples=["Ada left"])]
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ablate.experiments.analysis.placing import named_kind, placed
 from ablate.experiments.catalog.files import content_type_of
 from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.kinds.command import HIDDEN_FAILURES, CommandArm, hides_failures
 from ablate.experiments.design.kinds.program import CLOCK_S, marked_steps
 from ablate.experiments.design.load import parse_spec
-from ablate.experiments.design.placing import named_kind, placed
 from ablate.experiments.design.plan import may_have_control
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.errors import SpecError, SpecProblem

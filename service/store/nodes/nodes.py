@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, insert, select, update
 
-from ablate.experiments.design.placing import Kind
+from ablate.experiments.analysis.placing import Kind
 from ablate.experiments.ids import id_pattern, new_id
 from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import BlockState, TrialState

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ablate.experiments.analysis.placing import Kind, named_kind, placed
 from ablate.experiments.design.load import parse_spec
-from ablate.experiments.design.placing import Kind, named_kind, placed
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.errors import SpecError
