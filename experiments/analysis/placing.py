@@ -5,7 +5,6 @@ class is chosen when the spec is submitted and not by the first claim: plan, bud
 class, and what a class cannot run is refused before anything waits.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,7 +15,7 @@ from ablate.experiments.design.load import load_values, spec_of
 from ablate.experiments.design.problems import listed, nearest, refusal, shown
 from ablate.experiments.design.spec import ANY_GPU, AblationSpec, Placement
 from ablate.experiments.design.spec_yaml import spec_yaml
-from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.errors import SpecError
 from ablate.experiments.node_classes import NODE_CLASSES, is_gpu
 from ablate.model.measurements import GIB
 
@@ -34,7 +33,7 @@ class Kind:
     """Of the smallest device; None for a class of which no machine has registered yet."""
 
     def __str__(self) -> str:
-        size = "" if self.memory_bytes in (None, sys.maxsize) else f"{self.memory_bytes / GIB:.1f} GiB, "
+        size = "" if self.memory_bytes is None else f"{self.memory_bytes / GIB:.1f} GiB, "
         return f"{self.node_class} ({size}{self.nodes} of its nodes take work)"
 
     def fits(self, placement: Placement) -> bool:
@@ -46,20 +45,6 @@ class Kind:
         roomy = placement.memory is None or (self.memory_bytes or 0) >= placement.memory
         is_one = NODE_CLASSES[self.node_class].device_type == "cuda"
         return is_one and matches and roomy and self.devices >= placement.devices
-
-
-def named_kind(node_class: str | None) -> tuple[Kind, ...]:
-    """Return the kind of a machine that nobody asks for its memory and devices: those that a placement wishes.
-
-    Raises SpecError for an unknown name.
-    """
-    if node_class is None:
-        return ()
-    entry = NODE_CLASSES.get(node_class)
-    if entry is None:
-        detail = f"unknown node class {shown(node_class)}; allowed: the name of a GPU, or {listed(NODE_CLASSES)}"
-        raise SpecError([SpecProblem(pointer="--on", detail=detail, hint=nearest(node_class, NODE_CLASSES))])
-    return (Kind(node_class=node_class, devices=max(entry.offers), memory_bytes=sys.maxsize),)
 
 
 def placed(

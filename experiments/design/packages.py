@@ -149,10 +149,14 @@ class PackageRecipe(_Strict):
         """Lane of the nodes that have this recipe with this code."""
         return lane_of_package(self.name, self.digest)
 
+    def runs_on(self, node_class: str) -> bool:
+        """Say whether trials on a node class, of the table or of any GPU, can run it."""
+        return node_class in self.node_classes if self.node_classes else runs_programs(node_class)
+
     @property
     def places(self) -> tuple[str, ...]:
         """Node classes of the table that can run it."""
-        return self.node_classes or tuple(name for name in NODE_CLASSES if runs_programs(name))
+        return tuple(name for name in self.node_classes or NODE_CLASSES if self.runs_on(name))
 
 
 def runs_programs(node_class: str) -> bool:

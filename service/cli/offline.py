@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from ablate.experiments.analysis.placing import named_kind, placed
+from ablate.experiments.analysis.placing import placed
 from ablate.experiments.analysis.proposals import refuse_session_key
 from ablate.experiments.analysis.sizing import plan_spec
 from ablate.experiments.analysis.verdicts import Verdict
@@ -52,24 +52,18 @@ def read_bundle(path: Path) -> tuple[dict[str, bytes], Bundle]:
 
 
 def write_plan(
-    body: SpecBody,
-    path: Path,
-    *,
-    node_class: str | None = None,
-    calibrations: Sequence[Calibration] = (),
-    unregistered: bool = False,
-    as_json: bool,
+    body: SpecBody, path: Path, *, calibrations: Sequence[Calibration] = (), unregistered: bool = False, as_json: bool
 ) -> None:
     """Write the plan file of a spec, in a tar file with its code if it has any, and print how to run it.
 
-    A placement that leaves it open gets `node_class`, and `blocks: auto` a number from `calibrations`. Without any, a
-    plan that times decide gets a control arm, so that its own A/A blocks may admit the node. If the settings name a
-    service, it registers a plan that has a question, unless it shall stay `unregistered`. Raises ClientError.
+    A spec with `blocks: auto` gets its number of blocks from `calibrations`. Without any, a plan that times decide gets
+    a control arm, so that its own A/A blocks may admit the node. If the settings name a service, it registers a plan
+    that has a question, unless it shall stay `unregistered`. Raises ClientError.
     """
     spec = parse_spec(body.content, body.content_type)
     refuse_session_key(spec)
-    content, content_type, spec = placed(body.content, body.content_type, spec, named_kind(node_class))
-    content, content_type, spec, plan = plan_spec(content, content_type, spec, lambda: calibrations)
+    body_text, content_type, spec = placed(body.content, body.content_type, spec, ())
+    content, content_type, spec, plan = plan_spec(body_text, content_type, spec, lambda: calibrations)
     if may_have_control(spec) and not calibrations:
         plan = controlled(spec, plan)
     trees = {packed.digest: packed.tree for packed in body.archives}

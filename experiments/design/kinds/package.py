@@ -18,7 +18,6 @@ from ablate.experiments.design.packages import (
     installed,
     lane_of_package,
     recipe_names,
-    runs_programs,
 )
 from ablate.experiments.design.problems import listed, nearest, pointer, shown
 from ablate.experiments.design.spec import AblationSpec
@@ -151,8 +150,7 @@ def unknown_recipe(name: str) -> SpecProblem:
 
 def package_problems(spec: AblationSpec, recipe: PackageRecipe) -> Iterator[SpecProblem]:
     """Find parts of a spec that do not fit the recipe of a package."""
-    here = spec.placement.node_class
-    if here not in recipe.node_classes if recipe.node_classes else not runs_programs(here):
+    if not recipe.runs_on(spec.placement.node_class):
         detail = f"recipe '{recipe.name}' is not meant for node class '{spec.placement.node_class}'; allowed: "
         yield SpecProblem(pointer=pointer("placement", "node_class"), detail=detail + listed(recipe.places))
     if spec.workload.steps.slice:

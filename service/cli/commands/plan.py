@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ablate.service.cli import completion, tables
+from ablate.service.cli import tables
 from ablate.service.cli.arguments import CommitOption, SpecArgument, read_spec
 from ablate.service.cli.output import JsonOption, guarded, out, print_json
 from ablate.service.cli.verdicts import reject_calibrations
@@ -40,15 +40,6 @@ def plan(
     unregistered: Annotated[
         bool, typer.Option("--unregistered", help="With --out: ask no service. Every page of the result says so.")
     ] = False,
-    node_class: Annotated[
-        str | None,
-        typer.Option(
-            "--on",
-            metavar="NODE_CLASS",
-            help="With --out: the node class, where the spec leaves it open.",
-            autocompletion=completion.node_classes,
-        ),
-    ] = None,
     calibration: NoiseOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -59,14 +50,7 @@ def plan(
 
         calibrations = read_calibrations(calibration)
         body = read_spec(spec, commit)
-        offline.write_plan(
-            body,
-            out_file,
-            node_class=node_class,
-            calibrations=calibrations,
-            unregistered=unregistered,
-            as_json=as_json,
-        )
+        offline.write_plan(body, out_file, calibrations=calibrations, unregistered=unregistered, as_json=as_json)
         return
     reject_calibrations(calibration)
     with Client() as client:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ablate.experiments.analysis.placing import Kind, named_kind, placed
+from ablate.experiments.analysis.placing import Kind, placed
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.spec import AblationSpec
@@ -166,11 +166,3 @@ def test_the_built_in_model_and_its_back_ends_run_on_any_gpu() -> None:
     variants = {"x": {"gates": {"attention": "flex", "compile": True}}}
     plan = make_plan(make_spec(placement={"node_class": "rtx-4090", "devices": 2}, variants=variants))
     assert (plan.node_class, plan.busy_devices) == ("rtx-4090", 2)
-
-
-def test_a_named_kind_has_what_a_placement_wishes() -> None:
-    wish = {"gpu": "RTX*", "memory": "40GiB", "devices": 8}
-    assert place(wish, *named_kind("rtx-4090")).placement.node_class == "rtx-4090"
-    assert "no kind of machine has gpu: RTX*" in refused(wish, *named_kind("cpu"))
-    with pytest.raises(SpecError, match="unknown node class 'cpuu'; allowed: the name of a GPU, or cpu"):
-        named_kind("cpuu")
