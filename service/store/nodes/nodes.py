@@ -67,6 +67,7 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
         "num_devices": len(registration.devices),
         "registered_at": db_now(),
         "seen_at": db_now(),
+        "ends_at": None,
         "probe_began_at": None,
     }
     query = select(nodes.c.id, nodes.c.node_class, SILENT_S.label("silent_s"))
@@ -84,14 +85,15 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
     return str(node.id)
 
 
-def mark_seen(connection: Connection, node_id: str, *, owner: str | None) -> Row[Any]:
-    """Lock the node of the key `owner`, store the time of its call, and return it.
+def mark_seen(connection: Connection, node_id: str, *, owner: str | None, left_s: float | None) -> Row[Any]:
+    """Lock the node of the key `owner`, store the time of its call and the `left_s` of its worker, and return it.
 
     Raises NotFound for an unknown node, Forbidden for another node than the key's.
     """
     if not _ID.fullmatch(node_id):
         raise NotFound(f"{ascii(node_id)[:80]} is not a node id; PUT /v1/nodes/{{name}} returns one")
-    seen = update(nodes).where(nodes.c.id == node_id).values(seen_at=db_now()).returning(nodes)
+    times = {"seen_at": db_now(), "ends_at": None if left_s is None else db_now() + left_s}
+    seen = update(nodes).where(nodes.c.id == node_id).values(times).returning(nodes)
     row = connection.execute(seen).first()
     if row is None:
         raise NotFound(f"node {node_id!r} is not registered; PUT /v1/nodes/{{name}} first")

@@ -56,6 +56,8 @@ class Needs:
     """As blocks store them."""
     devices: int
     """Devices of one node that a trial uses together."""
+    takes_s: float = 0.0
+    """Seconds that one should take at most; 0 for a plan, before anything ran."""
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "Needs":
