@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ablate.experiments.analysis.placing import Kind, placed
+from ablate.experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.spec import AblationSpec
@@ -166,3 +167,10 @@ def test_the_built_in_model_and_its_back_ends_run_on_any_gpu() -> None:
     variants = {"x": {"gates": {"attention": "flex", "compile": True}}}
     plan = make_plan(make_spec(placement={"node_class": "rtx-4090", "devices": 2}, variants=variants))
     assert (plan.node_class, plan.busy_devices) == ("rtx-4090", 2)
+
+
+def test_noise_like_that_of_an_open_spec_is_measured_on_the_named_class() -> None:
+    like = parse_spec(body_of({"gpu": "any", "memory": "40GiB", "max_foreign_load": "40%"}), JSON)
+    text = calibration_spec(like, node_class="rtx-4090", blocks=6, order_seed=1)
+    own = parse_spec(text, CONTENT_TYPE).placement
+    assert (own.node_class, own.gpu, own.memory, own.max_foreign_load) == ("rtx-4090", None, None, 40)
