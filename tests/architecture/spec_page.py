@@ -104,7 +104,8 @@ def _type(entry: Schema) -> str:
         return "a declared one" if "not" in entry else f"`{entry['const']}`"
     if "enum" in entry:
         values = entry["enum"]
-        return "a metric, below" if len(values) > _MANY else ", ".join(f"`{value}`" for value in values)
+        many = len(values) > _MANY and isinstance(values[0], str)
+        return "a metric, below" if many else ", ".join(f"`{value}`" for value in values)
     if "$ref" in entry or entry.get("type") == "object":
         return "mapping"
     if entry.get("type") == "array":
