@@ -6,6 +6,7 @@ Everything comes from tpu.lock without looking at dependencies: those of PyPI's 
 PyTorch's own index can be reached, torch is the CPU build; elsewhere it is PyPI's, with stand-ins for CUDA's libraries.
 """
 
+import re
 import subprocess
 import sys
 import venv
@@ -15,7 +16,8 @@ HERE = Path(__file__).resolve().parent
 LOCK = HERE / "tpu.lock"
 COMPILER_LOCK = HERE / "tpu-compiler.lock"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-FOR_CUDA_BUILD = ("nvidia-",)
+FOR_CUDA_BUILD = re.compile("nvidia-(?!ml-py)")
+"""Packages of CUDA; nvidia-ml-py asks the driver, and workers import it."""
 CHECK = "from ablate.kernels.xla import device as xla_device; print(xla_device.device(), xla_device.versions())"
 
 
@@ -26,7 +28,7 @@ def main(folder: Path) -> None:
     torch = next(pin for pin in pins if pin.startswith("torch=="))
     rest = [pin for pin in pins if pin != torch]
     if _cpu_build(folder, torch):
-        _pip(folder, *(pin for pin in rest if not pin.startswith(FOR_CUDA_BUILD)))
+        _pip(folder, *(pin for pin in rest if not FOR_CUDA_BUILD.match(pin)))
     else:
         print(f"{CPU_INDEX} has no {torch} for here: PyPI's build and stand-ins for CUDA's libraries")  # noqa: T201
         _pip(folder, torch, *rest)

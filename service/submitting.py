@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from sqlalchemy import Connection
 
 from ablate.experiments.analysis.noise.admission import is_enough
+from ablate.experiments.analysis.placing import placed
 from ablate.experiments.analysis.sizing import PlannedSpec, plan_spec, sizing_problems, workload_of
 from ablate.experiments.design.plan import Plan, controlled, may_have_control, questions
 from ablate.experiments.design.power import alpha_of
@@ -14,10 +15,10 @@ from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.digest import digest
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.ids import new_id
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.records.calibration import Calibration, Sizing
 from ablate.experiments.records.circumstances import Family
 from ablate.experiments.reporting import wording
-from ablate.kernels.backends import NODE_CLASSES
 from ablate.service.errors import Forbidden
 from ablate.service.http.deps import Services
 from ablate.service.http.serializers import accepted_public, silent_limit_s
@@ -40,6 +41,7 @@ from ablate.service.store.ablations.submissions import (
 )
 from ablate.service.store.files.code_archives import user_of
 from ablate.service.store.nodes.calibrations import read_calibrations
+from ablate.service.store.nodes.nodes import kinds
 from ablate.service.store.questions.circumstances import family_if_asked_now
 
 _STEP_BYTES = 256
@@ -49,20 +51,27 @@ _TRACE_BYTES = 800_000
 
 
 def planned(services: Services, body: SpecBody, spec: AblationSpec) -> PlannedSpec:
-    """Return the plan of `spec`, parsed from `body`, without a control.
+    """Return the plan of `spec`, parsed from `body`, without a control, on a node class of this service.
 
     Raises SpecError, also for a number from `blocks: auto` that takes more device minutes than the spec allows.
     """
+    content, content_type, spec = on_one_class(services, body, spec)
 
     def calibrations() -> tuple[Calibration, ...]:
         with services.store.read() as connection:
             return read_calibrations(connection)
 
-    numbered = plan_spec(body.content, body.content_type, spec, calibrations)
+    numbered = plan_spec(content, content_type, spec, calibrations)
     if spec.design.blocks.auto:
         with services.store.read() as connection:
             check_budget(connection, numbered.spec, numbered.plan)
     return numbered
+
+
+def on_one_class(services: Services, body: SpecBody, spec: AblationSpec) -> tuple[bytes, str, AblationSpec]:
+    """Return the spec and its text with the node class that its placement leaves open. Raises SpecError."""
+    with services.store.read() as connection:
+        return placed(body.content, body.content_type, spec, kinds(connection))
 
 
 def check_code_scope(spec: AblationSpec, principal: Principal) -> None:

@@ -89,7 +89,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("duplicate seed", {"design__seeds": [1, 2, 1]}, "#/design/seeds", "seed 1 is listed more than once"),
     ("no seed", {"design__seeds": []}, "#/design/seeds", "at least 1"),
     ("seed is true", {"design__seeds": [True]}, "#/design/seeds/0", "an integer, got true"),
-    ("unknown node class", {"placement__node_class": "gpu"}, "#/placement/node_class", "known: cpu"),
+    ("unknown node class", {"placement__node_class": "gpu"}, "#/placement/node_class", "a100-80gb: cpu"),
     ("node class without the lane", {"placement__node_class": "tpu-v6e"}, "#/workload/recipe", "there: xla"),
     ("speed where nothing runs", {"placement__node_class": "tpu-v6e-compile"}, "#/verdict/primary/metric", "executes"),
     ("3 devices", {"placement__devices": 3}, "#/placement/devices", "on node class 'cpu'; allowed: 1, 2, 4"),

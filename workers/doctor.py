@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ablate.experiments.design.packages import installed
 from ablate.experiments.errors import BadSetting, SigningUnavailable
+from ablate.experiments.records.messages import DeviceInfo
 from ablate.experiments.records.signing import signing_problem
 from ablate.experiments.system.kernel_limits import landlock_version
 from ablate.model.data.corpus import BUILT_IN
@@ -139,11 +140,16 @@ def _devices(settings: Settings) -> DoctorCheck:
         devices = find_devices(settings.node_class)
     except DeviceMissing as error:
         return _check("device", str(error))
-    names = ", ".join(f"{device.name} ({device.memory_bytes / GIB:.1f} GiB)" for device in devices.devices)
+    names = ", ".join(_described(device) for device in devices.devices)
     offered = max(devices.node_class.spreads(len(devices.devices)))
     several = () if devices.node_class.occupied(offered) == 1 else (f"a command may use up to {offered} of them",)
     detail = "; ".join((f"{devices.node_class}: {names}", *several, *devices.lacks))
     return _check("device", detail if devices.lacks else None, detail, needed=False)
+
+
+def _described(device: DeviceInfo) -> str:
+    capability = f", compute capability {device.capability}" if device.capability else ""
+    return f"{device.name} ({device.memory_bytes / GIB:.1f} GiB{capability})"
 
 
 def _lanes(settings: Settings) -> list[DoctorCheck]:

@@ -65,6 +65,11 @@ def visible_gpus() -> tuple[str, ...] | None:
     return None if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
 
 
+def hidden_by() -> str | None:
+    """Return a variable of ROCm that is set here and hides GPUs from its programs alone, or None."""
+    return next((name for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES") if name in os.environ), None)
+
+
 def stack_id() -> str | None:
     """Return the id of the embedded stack that this process is a part of, None for another process."""
     return os.environ.get("ABLATE_STACK_ID")

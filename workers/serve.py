@@ -189,7 +189,7 @@ def _with_commands(
         refusal = "an isolated command of root cannot use the GPU: run the worker as another user"
     lanes = [COMMAND, *(f"{COMMAND}:{name}" for name in sorted(settings.python_environments))]
     own = installed()
-    recipes = {recipe.lane: None for recipe in own.recipes.values() if node.node_class.name in recipe.places}
+    recipes = {recipe.lane: None for recipe in own.recipes.values() if recipe.runs_on(node.node_class.name)}
     for problem in own.problems.values():
         _log.warning("%s", problem)
     broken = {f"{LANE}:{name}": problem for name, problem in own.problems.items()}

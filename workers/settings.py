@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ablate.experiments.design.spec_values import MOST_LETTERS, NAME_PATTERN, Seconds
 from ablate.experiments.documents import settings_problems
 from ablate.experiments.ids import own_node_name
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.system.logs import LogFormat
 from ablate.experiments.system.setting_values import (
     PREFIX,
@@ -25,7 +26,6 @@ from ablate.experiments.system.setting_values import (
     read_secret,
     secrets_folder,
 )
-from ablate.kernels.backends import NODE_CLASSES
 from ablate.workers.environment_variables import MOST_QUIET_S, python_environments, stack_id
 from ablate.workers.errors import SettingsError
 from ablate.workers.paths import MOST_PROCESSES
@@ -128,7 +128,7 @@ class Settings(BaseSettings):
     @classmethod
     def _check_class(cls, value: str | None) -> str | None:
         if value is not None and value not in NODE_CLASSES:
-            raise ValueError(f"node class {value!r} is unknown; allowed: {', '.join(NODE_CLASSES)}")
+            raise ValueError(f"node class {value!r} is unknown; allowed: {', '.join(NODE_CLASSES)}, or that of a GPU")
         return value
 
     @field_validator("corpus_dirs", "code_dirs", "trial_readable")

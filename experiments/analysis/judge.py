@@ -92,11 +92,11 @@ from ablate.experiments.design.rule import LOAD_LEVEL, blocks_for_rarest_event, 
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.design.verdict_rule import Primary, Requirement
 from ablate.experiments.documents import seal
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import GOOD, Decision, FailureClass, VerdictWord
 from ablate.experiments.records.circumstances import AttemptRecord, Circumstances
 from ablate.experiments.records.receipts import Receipt
 from ablate.experiments.retries import Break, spoiled_by_load
-from ablate.kernels.backends import NODE_CLASSES
 from ablate.model.measurements import Metric
 
 HITS_BY_CHANCE = 1

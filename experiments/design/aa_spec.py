@@ -49,10 +49,11 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
     planned = MIN_BLOCKS if like.design.blocks.auto else like.design.blocks.number
     trials = planned * (1 + len(like.variants))
     values = {"ablation": "", "purpose": "calibration", **values}
+    placement = {name: values["placement"][name] for name in ("devices", "max_foreign_load")}
     values |= {
         "ablation": like.ablation if like.purpose == "calibration" else f"aa-{like.ablation}"[:63],
         "question": f"What is the noise of ablations such as '{like.ablation}' on {node_class}?",
-        "placement": {**values["placement"], "node_class": node_class},
+        "placement": {"node_class": node_class, **placement},
         "variants": {REPEAT: _like_baseline(like)},
     }
     if like.workload.built_in:

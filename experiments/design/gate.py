@@ -6,7 +6,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
-from ablate.kernels.backends import NODE_CLASSES, Lane, NodeClass
+from ablate.experiments.node_classes import HOPPER_ALONE, NODE_CLASSES, is_gpu
+from ablate.kernels.backends import GENERATED_LANES, Lane, NodeClass
 from ablate.model.config import TrainConfig
 
 GateValue: TypeAlias = bool | int | str
@@ -97,23 +98,29 @@ class Gate:
     def supports(self, node_class: NodeClass, lane: Lane, value: GateValue) -> str | None:
         """Return why `value` cannot run with `lane` on `node_class`; None when it can."""
         if self.name == "lane":
-            return node_class.lane_refusal(Lane(str(value)))
+            reason = node_class.lane_refusal(Lane(str(value)))
+            needs = is_gpu(node_class.name) and value in GENERATED_LANES
+            return f"{reason}. {HOPPER_ALONE}" if needs else reason
         setting = f"gate '{self.name}'" if value is True else f"gate '{self.name}' = {show(value)}"
-        able = self._with_device_for(value)
-        if node_class.name not in able:
-            return f"{setting} needs node class {' or '.join(able)}; this is '{node_class}'"
+        if not self._has_device_for(node_class, value):
+            return f"{setting} needs node class {' or '.join(self._with_device_for(value))}; this is '{node_class}'"
         needed = self.lanes.get(value, ANY_LANE)
         if lane in needed:
             return None
         names = " or ".join(needed)
         if not set(needed) & set(node_class.lanes):
-            return f"{setting} needs lane {names}, which has no implementation on node class '{node_class}'"
+            hopper = f". {HOPPER_ALONE}" if is_gpu(node_class.name) and set(needed) <= set(GENERATED_LANES) else ""
+            return f"{setting} needs lane {names}, which has no implementation on node class '{node_class}'{hopper}"
         return f"{setting} needs lane {names}; this arm runs lane {lane}"
 
     def node_classes(self, value: GateValue) -> tuple[str, ...]:
-        """Return the node classes that have a lane for `value`."""
-        lanes, able = set(self.lanes.get(value, ANY_LANE)), self._with_device_for(value)
-        return tuple(name for name in able if lanes & set(NODE_CLASSES[name].lanes))
+        """Return the node classes of the table that have a lane for `value`."""
+        return tuple(name for name, entry in NODE_CLASSES.items() if self.runs_on(entry, value))
+
+    def runs_on(self, node_class: NodeClass, value: GateValue) -> bool:
+        """Return whether a node class has a device and a lane for `value`."""
+        lanes = set(self.lanes.get(value, ANY_LANE))
+        return self._has_device_for(node_class, value) and bool(lanes & set(node_class.lanes))
 
     def _with_device_for(self, value: GateValue) -> tuple[str, ...]:
         return tuple(name for name, entry in NODE_CLASSES.items() if self._has_device_for(entry, value))

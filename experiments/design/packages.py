@@ -23,7 +23,7 @@ from ablate.experiments.design.recipes import RECIPES
 from ablate.experiments.design.spec_values import MOST_LETTERS
 from ablate.experiments.documents import Frozen, first_problem
 from ablate.experiments.in_trial.ablate import package_digest
-from ablate.kernels.backends import NODE_CLASSES
+from ablate.experiments.node_classes import NODE_CLASSES
 
 GROUP = "ablate.recipes"
 LANE = "recipe"
@@ -120,8 +120,8 @@ class PackageRecipe(_Strict):
     @field_validator("node_classes")
     @classmethod
     def _able(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        able = [name for name, entry in NODE_CLASSES.items() if runs_programs(name)]
-        wrong = [name for name in value if name not in able]
+        able = [name for name in NODE_CLASSES if runs_programs(name)]
+        wrong = [name for name in value if not runs_programs(name)]
         if wrong:
             raise ValueError(f"node class {shown(wrong[0])} runs no recipes of packages; allowed: {listed(able)}")
         return value
@@ -149,10 +149,14 @@ class PackageRecipe(_Strict):
         """Lane of the nodes that have this recipe with this code."""
         return lane_of_package(self.name, self.digest)
 
+    def runs_on(self, node_class: str) -> bool:
+        """Say whether trials on a node class, of the table or of any GPU, can run it."""
+        return node_class in self.node_classes if self.node_classes else runs_programs(node_class)
+
     @property
     def places(self) -> tuple[str, ...]:
-        """Node classes that can run it."""
-        return self.node_classes or tuple(name for name in NODE_CLASSES if runs_programs(name))
+        """Node classes of the table that can run it."""
+        return tuple(name for name in self.node_classes or NODE_CLASSES if self.runs_on(name))
 
 
 def runs_programs(node_class: str) -> bool:

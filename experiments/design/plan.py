@@ -38,8 +38,9 @@ from ablate.experiments.design.verdict_rule import Primary, Requirement
 from ablate.experiments.digest import digest
 from ablate.experiments.documents import Frozen
 from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import CONTROL, VARIANT
-from ablate.kernels.backends import NODE_CLASSES, NodeClass
+from ablate.kernels.backends import NodeClass
 
 Item = TypeVar("Item")
 
@@ -125,6 +126,8 @@ def make_plan(spec: AblationSpec) -> Plan:
     """
     if spec.design.blocks.auto:
         raise SpecError([unsized(spec)])
+    if not spec.placement.node_class:
+        raise AssertionError("a spec is placed before it is planned")
     resolution = resolve_with_steps(spec)
     problems = [
         *resolution.problems,

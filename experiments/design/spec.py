@@ -4,10 +4,21 @@ It checks single values. The plan checks values together: a gate that a node cla
 baseline. A change of a Field's description also changes the published JSON Schema.
 """
 
+import re
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from ablate.experiments.design.metrics import (
@@ -43,9 +54,10 @@ from ablate.experiments.design.workload import (
     without_null,
 )
 from ablate.experiments.digest import digest
+from ablate.experiments.node_classes import GPU_PATTERN, NODE_CLASSES, is_gpu
+from ablate.experiments.node_classes import MOST_LETTERS as MOST_LETTERS_OF_CLASS
 from ablate.experiments.outcomes import BASELINE
-from ablate.kernels.backends import NODE_CLASSES
-from ablate.model.measurements import Metric
+from ablate.model.measurements import GIB, Metric
 
 MIN_BLOCKS = 6
 """With fewer blocks, an exact two-sided sign-flip test cannot reject at 5 %."""
@@ -205,28 +217,66 @@ class Design(SpecPart):
 
 
 _DEVICES = sorted({number for entry in NODE_CLASSES.values() for number in entry.offers})
+ANY_GPU = "any"
+_GPU_NAMES = "^[A-Za-z0-9*?][A-Za-z0-9*? -]{0,62}$"
+SIZE_PATTERN = r"^[0-9]{1,6}([.][0-9]{1,3})? ?GiB$"
 
 
 def _placement_schema(schema: dict[str, Any]) -> None:
-    """Publish the numbers of devices that each node class allows."""
+    """Publish the numbers of devices that each node class allows, and that a spec names a class or a GPU."""
+    without_null(schema, "gpu", "memory")
     schema["anyOf"] = [
         {"properties": {"node_class": {"const": entry.name}, "devices": {"enum": list(entry.offers)}}}
         for entry in NODE_CLASSES.values()
     ]
+    schema["anyOf"].append({"properties": {"node_class": {"pattern": GPU_PATTERN}}})
+    schema["not"] = {"anyOf": [{"required": ["node_class", name]} for name in ("gpu", "memory")]}
+
+
+def _bytes(value: object) -> object:
+    """Return the bytes of a size such as 40GiB; a number of bytes comes from the form of a resolved spec."""
+    if isinstance(value, str) and re.search(SIZE_PATTERN, value):
+        return round(float(value.removesuffix("GiB")) * GIB)
+    raise refuse(f"{shown(value)} is not a size; allowed: a number with its unit, such as 40GiB")
 
 
 class Placement(SpecPart):
-    """Where the trials run."""
+    """Where the trials run: a node class, or a GPU whose class is chosen when the spec is submitted."""
 
     model_config = ConfigDict(json_schema_extra=_placement_schema)
 
     node_class: Annotated[
         str,
         Field(
-            description="The kind of machine.",
-            json_schema_extra={"enum": [entry.name for entry in NODE_CLASSES.values() if entry.lanes]},
+            description="The kind of machine. Without it, and without gpu: the only kind that the service has.",
+            exclude_if=lambda value: not value,
+            json_schema_extra={
+                "anyOf": [
+                    {"enum": [entry.name for entry in NODE_CLASSES.values() if entry.lanes]},
+                    {"type": "string", "pattern": GPU_PATTERN, "maxLength": MOST_LETTERS_OF_CLASS},
+                ]
+            },
         ),
-    ]
+    ] = ""
+    gpu: Annotated[str, Field(pattern=_GPU_NAMES)] | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description=f"Instead of node_class: `{ANY_GPU}`, or a name with `*` and `?`, such as `A100*`. All blocks run "
+        "on one class: of those that fit, the one with most nodes that take work.",
+    )
+    memory: (
+        Annotated[
+            int,
+            BeforeValidator(_bytes),
+            PlainSerializer(lambda value: f"{value / GIB:g}GiB"),
+            WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN, "examples": ["40GiB"]}),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="With gpu: least memory of a device, of that which its driver reports.",
+    )
     devices: Annotated[
         int,
         Field(
@@ -245,7 +295,19 @@ class Placement(SpecPart):
     @field_validator("node_class")
     @classmethod
     def _known(cls, value: str) -> str:
-        return one_of(value, list(NODE_CLASSES), f"unknown node class {shown(value)}; known")
+        if is_gpu(value):
+            return value
+        known = f"unknown node class {shown(value)}; known, besides GPUs by their names, such as a100-80gb"
+        return one_of(value, list(NODE_CLASSES), known)
+
+    @field_validator("gpu", "memory")
+    @classmethod
+    def _instead_of_a_class(cls, value: object, info: ValidationInfo) -> object:
+        if value is not None and info.data.get("node_class"):
+            raise refuse("a placement has either a node_class, or a gpu with or without memory", "leave one out")
+        if value is not None and info.field_name == "memory" and info.data.get("gpu") is None:
+            raise refuse("memory says which GPUs fit, and there is no gpu", f"add gpu: {ANY_GPU}")
+        return value
 
     @field_validator("devices")
     @classmethod
@@ -307,7 +369,7 @@ class AblationSpec(SpecPart):
         Field(min_length=1, max_length=MAX_VARIANTS, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}),
     ] = Field(description="Arms by name, each with the gates in which it differs from the baseline.")
     design: Design
-    placement: Placement
+    placement: Placement = Field(default_factory=Placement)
     limits: Limits = Field(default_factory=Limits)
     verdict: VerdictRule
     labels: Labels = Field(default_factory=dict, description="Free key-value pairs to filter by.")

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, StrictBool
 from ablate.experiments.documents import Frozen, Number, Whole
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.signing import PublicKey
+from ablate.model.measurements import OmitNone
 
 PROBLEM_TYPES = "urn:ablate:problem:"
 """Begin of the types of the service's own problem documents; an error without one comes from a proxy."""
@@ -24,6 +25,8 @@ class DeviceInfo(Frozen):
     name: str
     serial: str | None = None
     memory_bytes: Whole
+    capability: OmitNone[str] = None
+    """Compute capability of a GPU, such as 9.0 or gfx942."""
 
 
 MOST_DEVICES = 64

@@ -25,6 +25,7 @@ from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.design.problems import shown
 from ablate.experiments.documents import Frozen, first_problem, seal_problem
 from ablate.experiments.errors import ReceiptError
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.compilation_report import report_problems
 from ablate.experiments.records.earlier_release import LAST_RECEIPT, digest_problems, is_earlier
@@ -33,7 +34,6 @@ from ablate.experiments.records.receipt_clocks import clock_problems, start_prob
 from ablate.experiments.records.receipts import SCHEMA_VERSION, Receipt, held_by, summarise
 from ablate.experiments.records.signing import Signature, block_statement, signature_problem
 from ablate.experiments.records.trial_guards import trial_problems, window_s
-from ablate.kernels.backends import NODE_CLASSES
 from ablate.model.config import StepsConfig, TrainConfig
 from ablate.model.counts import step_flops
 from ablate.model.measurements import OmitNone

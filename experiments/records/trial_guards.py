@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Iterator
 
 from ablate.experiments.design.rule import MAX_SLOWED_SHARE
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.receipts import DeviceEvents, Environment, Receipt
-from ablate.kernels.backends import NODE_CLASSES
 from ablate.model.facts import ModelFact
 
 FOREIGN_LOAD = "foreign_load"

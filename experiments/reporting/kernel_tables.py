@@ -5,10 +5,10 @@ import io
 from collections.abc import Iterable
 
 from ablate.experiments.analysis.verdicts import KernelChange, KernelUse, StepKernels
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.table import Cell, Column, Table, numbers, row, texts
 from ablate.experiments.system.logs import visible
-from ablate.kernels.backends import NODE_CLASSES
 
 
 def kernels_table(arm: str, kernels: StepKernels, node_class: str) -> Table:

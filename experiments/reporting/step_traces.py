@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ablate.experiments.analysis.programs import kernels_of
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.table import Cell, Table, numbers, row, texts
 from ablate.experiments.reporting.view import AblationView
-from ablate.kernels.backends import NODE_CLASSES
 from ablate.model.measurements import StepTrace
 
 MIB = 2**20

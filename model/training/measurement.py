@@ -17,11 +17,11 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+import pynvml
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -133,7 +133,6 @@ def core_times(cores: set[int]) -> CoreTimes | None:
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK_RSS = "5"
-_HAS_PYNVML = find_spec("pynvml") is not None
 
 MEASURED_DEVICES = ("cpu", "cuda", "xla")
 """Torch device types with a reading. Others are refused."""
@@ -196,13 +195,16 @@ def profiled_peak_bytes(run: Callable[[], None]) -> int:
 
 
 def read_clock_mhz(device: torch.device) -> float | None:
-    """Return the current clock of the multiprocessors in MHz; None on a CPU or without the package nvidia-ml-py.
+    """Return the current clock of the multiprocessors in MHz; None where NVIDIA's driver does not report it.
 
     It takes about 0.1 ms, so call it between two measured steps.
     """
-    if device.type != "cuda" or not _HAS_PYNVML:
+    if device.type != "cuda" or torch.version.hip is not None:
         return None
-    return float(torch.cuda.clock_rate(device))
+    try:
+        return float(torch.cuda.clock_rate(device))
+    except (RuntimeError, pynvml.NVMLError):  # torch finds no slice of a GPU; a card does not report its clock
+        return None
 
 
 def _reset_peak_rss() -> None:

@@ -50,7 +50,7 @@ def metrics(incomplete: str) -> list[str]:
 
 def node_classes(incomplete: str) -> list[str]:
     """Offer node classes."""
-    from ablate.kernels.backends import NODE_CLASSES
+    from ablate.experiments.node_classes import NODE_CLASSES
 
     return _matches(NODE_CLASSES, incomplete)
 

@@ -1,5 +1,6 @@
 """`ablate demo`: one real ablation on this machine, from submission to verdict."""
 
+import os
 import signal
 import sys
 import time
@@ -71,6 +72,7 @@ def _stack(files: StackFiles, report: Report) -> Iterator[tuple[StackState, bool
         yield state, False
         return
     err().print("starting broker, MLflow, API, background process and a CPU worker (ablate up)")
+    os.environ["ABLATE_NODE_CLASS"] = "cpu"  # the class of its spec, also on a machine with a GPU
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the stack stops on SIGTERM, too
     try:
         yield control.start(files, report), True

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from ablate.experiments.analysis.placing import placed
 from ablate.experiments.analysis.proposals import refuse_session_key
 from ablate.experiments.analysis.sizing import plan_spec
 from ablate.experiments.analysis.verdicts import Verdict
@@ -61,7 +62,8 @@ def write_plan(
     """
     spec = parse_spec(body.content, body.content_type)
     refuse_session_key(spec)
-    content, content_type, spec, plan = plan_spec(body.content, body.content_type, spec, lambda: calibrations)
+    body_text, content_type, spec = placed(body.content, body.content_type, spec, ())
+    content, content_type, spec, plan = plan_spec(body_text, content_type, spec, lambda: calibrations)
     if may_have_control(spec) and not calibrations:
         plan = controlled(spec, plan)
     trees = {packed.digest: packed.tree for packed in body.archives}

@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Row
 
 from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.plan import Plan
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import AblationState
 from ablate.experiments.reporting.wording import counted, duration
-from ablate.kernels.backends import NODE_CLASSES
 from ablate.service.lifecycle import OVER
 from ablate.service.schemas.nodes import WaitingPublic
 from ablate.service.store.blocks import queue
@@ -64,6 +64,9 @@ def _why_not(node: Row[Any], needs: Needs, silent_s: float) -> str | None:
         return f"'{node.name}' is drained"
     if node.silent_s > silent_s:
         return f"'{node.name}' was last seen {duration(node.silent_s)} ago"
+    if node.left_s is not None and needs.takes_s > node.left_s:
+        rest = "has ended" if node.left_s <= 0 else f"ends in {duration(node.left_s)}"
+        return f"'{node.name}' {rest}, and a block may take {duration(needs.takes_s)}"
     lacking = lacks(node, needs)
     return None if lacking is None else f"'{node.name}' {lacking}"
 
@@ -254,5 +257,5 @@ def _queued_minutes(row: Row[Any], paces: Mapping[str, Pace]) -> float:
 
 def _count_eligible(nodes: Sequence[Row[Any]], rows: Sequence[Row[Any]], silent_s: float) -> int:
     """Return how many nodes may run a block of one of these ablations now."""
-    kinds = {Needs(lanes=row.lanes, back_ends=row.back_ends, devices=row.num_devices) for row in rows}
+    kinds = set(map(queue.needs_of, rows))
     return sum(any(_why_not(node, needs, silent_s) is None for needs in kinds) for node in nodes)

@@ -38,7 +38,7 @@ def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) 
     """
     settings = services.settings
     with services.store.write() as connection:
-        node = nodes.mark_seen(connection, wanted.node_id, owner=principal.node)
+        node = nodes.mark_seen(connection, wanted.node_id, owner=principal.node, left_s=wanted.left_s)
         is_well = node_states.note_device(connection, node.id, wanted.device_state, wanted.device_reason)
         attempt_id = claims.claim_block(
             connection,

@@ -8,9 +8,9 @@ from sqlalchemy import Connection
 
 from ablate.experiments.errors import SpecProblem
 from ablate.experiments.ids import NODE_NAME, REASON
+from ablate.experiments.node_classes import NODE_CLASSES, is_gpu
 from ablate.experiments.records.messages import NodeRegistered, NodeRegistration
 from ablate.experiments.records.signing import KEY_PATTERN, PublicKey
-from ablate.kernels.backends import NODE_CLASSES
 from ablate.service.errors import Invalid
 from ablate.service.http.deps import Operator, Reader, Services, ServicesDep, Worker, json_only
 from ablate.service.http.problems import check_known
@@ -68,7 +68,7 @@ def register_node(
     name: NodeName, registration: NodeRegistration, services: ServicesDep, principal: Worker
 ) -> NodeRegistered:
     """Store a worker's description of its machine; the same name is the same node."""
-    check_known("node_class", registration.node_class, list(NODE_CLASSES))
+    _check_class(registration.node_class)
     nodes.check_key(principal, name, registration.node_class)
     if registration.public_key is None:
         detail = "a node that reports to a service signs its blocks; this one offers no key"
@@ -83,6 +83,12 @@ def register_node(
     return NodeRegistered(node_id=node_id, claim_poll_s=services.settings.claim_poll_s)
 
 
+def _check_class(name: str) -> None:
+    """Raise Invalid unless `name` is in the table of node classes, or can be the name of another GPU."""
+    if not is_gpu(name):
+        check_known("node_class", name, list(NODE_CLASSES))
+
+
 @router.post(
     "/nodes",
     operation_id="addNode",
@@ -94,7 +100,7 @@ def register_node(
 def add_node(wanted: NodeKeyRequest, services: ServicesDep, principal: Operator) -> TokenSecret:
     """Return a key that allows one worker to register as this node and to claim and report for it."""
     if wanted.node_class is not None:
-        check_known("node_class", wanted.node_class, list(NODE_CLASSES))
+        _check_class(wanted.node_class)
     token = tokens.node_token(wanted.name, wanted.node_class)
     with services.store.write() as connection:
         secret = tokens.create(connection, token, by=principal.name)

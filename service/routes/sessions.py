@@ -49,7 +49,7 @@ from ablate.service.store.ablations.submissions import IdempotencyKey, StoredAns
 from ablate.service.store.files import code_archives
 from ablate.service.store.nodes.calibrations import read_calibrations
 from ablate.service.store.tables import rfc3339
-from ablate.service.submitting import accepted, check_code_scope, prepared, stored
+from ablate.service.submitting import accepted, check_code_scope, on_one_class, prepared, stored
 
 router = APIRouter(prefix="/v1", tags=["sessions"], route_class=LongRoute)
 
@@ -133,12 +133,13 @@ def open_session(name: SessionName, body: SpecBodyDep, services: ServicesDep, pr
     spec = parse_spec(body.content, body.content_type)
     refuse_session_key(spec)
     check_code_scope(spec, principal)
+    content, content_type, spec = on_one_class(services, body, spec)
     problems = list(opening_problems(spec))
     if problems:
         raise SpecError(problems)
     if not spec.design.blocks.auto:  # `auto` has no number before a calibration
         make_plan(spec)
-    text = as_yaml(body.content, body.content_type).decode()
+    text = as_yaml(content, content_type).decode()
     with services.store.write() as connection:
         sessions.open_session(connection, name, spec, text, principal)
     with services.store.read() as connection:

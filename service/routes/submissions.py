@@ -12,7 +12,7 @@ from ablate.experiments.design.load import CONTENT_TYPES, parse_spec
 from ablate.experiments.design.plan import controlled, questions
 from ablate.experiments.digest import digest_bytes
 from ablate.experiments.ids import IDEMPOTENCY_KEY
-from ablate.kernels.backends import NODE_CLASSES, NodeClass
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.service.errors import IdempotencyInFlight
 from ablate.service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from ablate.service.http.openapi import JSON_EXAMPLE, YAML_EXAMPLE
@@ -105,19 +105,20 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
         repeats = repeats_exactly(spec, plan, read_calibrations(connection, workload=workload_of(plan, spec)))
         minutes = expected_device_minutes(connection, plan)
         live = count_live(connection, silent_s=silent_s)
-    answers = [_eligibility(entry, nodes, live.get(name, 0)) for name, entry in NODE_CLASSES.items()]
+    names = dict.fromkeys([*NODE_CLASSES, *live, plan.node_class])
+    answers = [_eligibility(name, nodes, live.get(name, 0)) for name in names]
     return plan_public(
         spec, plan, expected_device_minutes=minutes, node_classes=answers, sizing=sizing, family=family, repeats=repeats
     )
 
 
-def _eligibility(node_class: NodeClass, nodes: EligibleNodes, live: int) -> NodeClassAnswer:
+def _eligibility(node_class: str, nodes: EligibleNodes, live: int) -> NodeClassAnswer:
     """Say whether nodes of a class could run a plan; only those of the class in its spec could."""
-    if node_class.name != nodes.node_class:
+    if node_class != nodes.node_class:
         reason: str | None = f"the spec asks for node class '{nodes.node_class}'"
     else:
         live, reason = nodes.count, nodes.waits_for and f"it waits for {nodes.waits_for}"
-    return NodeClassAnswer(node_class=node_class.name, live_nodes=live, eligible=reason is None, reason=reason)
+    return NodeClassAnswer(node_class=node_class, live_nodes=live, eligible=reason is None, reason=reason)
 
 
 @router.post(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, StrictBool, StrictFloat
 
 from ablate.experiments.ids import NODE_NAME, REASON, TOKEN_NAME
-from ablate.kernels.backends import NODE_CLASSES
+from ablate.experiments.node_classes import GPU_PATTERN, MOST_LETTERS, NODE_CLASSES
 from ablate.service.principals import Scope
 from ablate.service.schemas.public import Public
 
@@ -17,7 +17,10 @@ HumanScope = Literal[Scope.READ, Scope.SUBMIT, Scope.CODE, Scope.OPERATE, Scope.
 DeviceMinutes = Annotated[
     StrictFloat | None, Field(ge=0, allow_inf_nan=False, description="Device minutes in all; null for no limit.")
 ]
-NodeClassName = Annotated[str, Field(json_schema_extra={"enum": list(NODE_CLASSES)}, examples=["h200"])]
+_GPU_NAME = {"type": "string", "pattern": GPU_PATTERN, "maxLength": MOST_LETTERS}
+NodeClassName = Annotated[
+    str, Field(json_schema_extra={"anyOf": [{"enum": list(NODE_CLASSES)}, _GPU_NAME]}, examples=["h200"])
+]
 Why = Annotated[str, Field(pattern=REASON, description="People will read it.", examples=["Ada left"])]
 
 

@@ -176,6 +176,7 @@ nodes = Table(
     Column("lanes", Text),
     Column("failed_back_ends", Text),
     Column("num_devices", Integer, nullable=False, default=1),
+    Column("ends_at", Double),  # when its worker ends by itself, by its last claim
 )
 
 SILENT_S: ColumnElement[float] = func.abs(db_now() - nodes.c.seen_at)

@@ -7,8 +7,9 @@ from typing import Any
 from ablate.experiments.design.metrics import METRICS, PRIMARY_METRICS, REQUIRED_METRICS
 from ablate.experiments.design.plan import is_resident
 from ablate.experiments.design.recipes import OVERRIDES, RECIPES, SHARED, Override, Recipe
-from ablate.experiments.design.spec import ablation_json_schema
+from ablate.experiments.design.spec import SIZE_PATTERN, ablation_json_schema
 from ablate.experiments.design.spec_values import DURATION_PATTERN, NAME_PATTERN, PERCENT_PATTERN
+from ablate.experiments.node_classes import GPU_PATTERN
 from ablate.kernels.backends import NODE_CLASSES
 from ablate.model.measurements import Metric
 
@@ -31,6 +32,8 @@ _SHOWN_AS = {
     PERCENT_PATTERN: "percentage above `0%`, below `100%`",
     f"{PERCENT_PATTERN}|^0%$": "percentage from `0%` to below `100%`",
     DURATION_PATTERN: "duration up to `24h`",
+    SIZE_PATTERN: "size such as `40GiB`",
+    GPU_PATTERN: "the name of a GPU, such as `a100-80gb`",
     NAME_PATTERN: "name: up to 63 of `a-z 0-9 -`",
 }
 _MANY = 8
@@ -91,7 +94,7 @@ def _default(name: str, entry: Schema, part: Schema) -> str:
     if name in part.get("required", ()):
         return "**needed**"
     value = entry.get("default")
-    return "" if value in (None, [], ()) else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return "" if value in (None, "", [], ()) else f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _type(entry: Schema) -> str:
@@ -101,7 +104,8 @@ def _type(entry: Schema) -> str:
         return "a declared one" if "not" in entry else f"`{entry['const']}`"
     if "enum" in entry:
         values = entry["enum"]
-        return "a metric, below" if len(values) > _MANY else ", ".join(f"`{value}`" for value in values)
+        many = len(values) > _MANY and isinstance(values[0], str)
+        return "a metric, below" if many else ", ".join(f"`{value}`" for value in values)
     if "$ref" in entry or entry.get("type") == "object":
         return "mapping"
     if entry.get("type") == "array":

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from ablate.service.store.tables import ablations, attempts, db_now
+from ablate.service.store.tables import ablations, attempts, db_now, nodes
 from tests.api_stack import Api, api_fixture, receipts_of
 
 BLOCKS, BLOCK_S = 6, 900.0
@@ -19,6 +19,10 @@ api = api_fixture(kinds=["sqlite"])
 
 def left_s(api: Api, made: dict[str, Any]) -> Any:
     return api.get(made["links"]["self"]).json()["time_left_s"]
+
+
+def waiting_for(api: Api, made: dict[str, Any]) -> str:
+    return str(api.get(made["links"]["self"]).json()["waiting_for"]).replace("\xa0", " ")
 
 
 def claimed(api: Api, node: str, *, elapsed_s: float) -> dict[str, Any]:
@@ -89,3 +93,33 @@ def test_blocks_of_others_come_between_and_a_newcomer_has_the_pace_of_its_node_c
     urgent = api.submit(limits={"priority": 99}, variants={"psiv-on": {"gates": {"psiv_cache": True}}})
     assert left_s(api, urgent) == near(BLOCKS * BLOCK_S * 2 / 3), "two arms in the place of three"
     assert left_s(api, first) == near((9 + BLOCKS) * BLOCK_S)
+
+
+def test_a_block_that_fits_no_workers_time_left_says_so(api: Api) -> None:
+    """Against the rule of claims: before its first block its limit counts, later the mean of its blocks."""
+    node = api.register("one")
+    made = api.submit()
+    assert api.claim(node, left_s=1800) is None
+    waits = waiting_for(api, made)
+    assert "a live node of class 'cpu': 'one' ends in 30 min, and a block may take " in waits
+    assert api.get("/v1/waiting").json()["items"][0]["nodes"] == 0
+    finish(api, node)  # a claim without an end
+    assert "1 live" in waiting_for(api, made)
+    block_s = BLOCK_S + LATE_S
+    assert api.claim(node, left_s=BLOCK_S / 2) is None
+    waits = waiting_for(api, made)
+    assert "'one' ends in 7 min" in waits or "'one' ends in 8 min" in waits
+    assert "and a block may take 15 min" in waits
+    assert api.get("/v1/waiting").json()["items"][0]["nodes"] == 0
+    assert api.claim(node, left_s=block_s) is not None
+    assert api.get("/v1/waiting").json()["items"][0]["nodes"] == 1
+
+
+def test_a_worker_that_ended_is_no_capacity_before_it_is_silent(api: Api) -> None:
+    node = api.register("one")
+    made = api.submit()
+    with api.store.write() as connection:
+        connection.execute(update(nodes).where(nodes.c.id == node).values(ends_at=db_now() - 1))
+    assert "'one' has ended, and a block may take" in waiting_for(api, made)
+    api.register("one")
+    assert "1 live" in waiting_for(api, made)

@@ -11,7 +11,7 @@ from ablate.workers.cli import app
 from ablate.workers.settings import get_settings
 from tests.api_stack import nobody_url
 from tests.integration.worker_service import TOKEN, Service
-from tests.nvidia_smi import put_smi
+from tests.nvidia_gpus import put_driver
 
 
 def _doctor(monkeypatch: pytest.MonkeyPatch, home: Path, url: str, token: str | None) -> tuple[int, dict[str, Any]]:
@@ -61,7 +61,7 @@ def test_doctor_no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_doctor_no_service_and_a_class_without_its_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, node_class: str
 ) -> None:
-    put_smi(tmp_path, monkeypatch, "true")
+    put_driver(tmp_path, monkeypatch)
     monkeypatch.setenv("ABLATE_NODE_CLASS", node_class)
     code, checks = _doctor(monkeypatch, tmp_path, nobody_url(), TOKEN)
     assert code == 6

@@ -6,11 +6,12 @@ The samples come from the driver's library, which answers in well under a millis
 import os
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
+import pynvml
+
 from ablate.experiments.system.processes import descendants_of
-from ablate.workers.environment_variables import VISIBLE_GPUS, visible_gpus
+from ablate.workers.devices.nvidia_probe import NoDriver, answer, open_gpus
 from ablate.workers.errors import DeviceUnknown
 
 CLOCK_EVERY_S = 0.05
@@ -18,11 +19,12 @@ MEMORY_EVERY_S = 0.2
 
 
 class DeviceSamples:
-    """Samples of the first GPUs of this worker; there are none without GPUs or without the package nvidia-ml-py."""
+    """Samples of the first GPUs of this worker; none without GPUs, and no clocks of cards without one."""
 
     def __init__(self, devices: int) -> None:
         """Look for `devices` GPUs. Raises DeviceUnknown if the driver does not know one of them."""
-        self._handles = _handles(devices) if devices and find_spec("pynvml") is not None else []
+        self._handles = _handles(devices) if devices else []
+        self._sampled_at = 0.0
         self._clocks: list[tuple[float, float]] = []
         self._memory_at = 0.0
         self._own: dict[int, bool] = {}
@@ -33,15 +35,15 @@ class DeviceSamples:
     def sample(self) -> None:
         """Read clocks and memory, unless there are samples of this moment."""
         now = time.monotonic()
-        if not self._handles or (self._clocks and now - self._clocks[-1][0] < CLOCK_EVERY_S):
+        if not self._handles or now - self._sampled_at < CLOCK_EVERY_S:
             return
-        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
-        clocks = [pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) for handle in self._handles]
-        self._clocks.append((now, float(min(clocks))))
+        self._sampled_at = now
+        clocks = [answer("ClockInfo", handle, pynvml.NVML_CLOCK_SM) for handle in self._handles]
+        if None not in clocks:
+            self._clocks.append((now, float(min(clocks))))
         if now - self._memory_at >= MEMORY_EVERY_S:
             self._memory_at = now
-            rows = [pynvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in self._handles]
+            rows = [answer("ComputeRunningProcesses", handle) or () for handle in self._handles]
             self._take([{row.pid: row.usedGpuMemory for row in one} for one in rows])
 
     def clock_at(self, moment: float) -> float | None:
@@ -61,28 +63,13 @@ class DeviceSamples:
 
 
 def _handles(devices: int) -> list[Any]:
-    """Return the driver's handles of the first `devices` GPUs of this worker, by index or UUID as its variable says."""
-    import pynvml
-
+    """Return the driver's handles of the first `devices` GPUs of this worker; none without a driver of NVIDIA."""
     try:
-        pynvml.nvmlInit()
-        present = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in present]
-    except pynvml.NVMLError as error:
-        raise DeviceUnknown(f"the driver's library does not answer: {error}") from error
-    names = visible_gpus() or tuple(map(str, range(len(present))))
-    chosen = []
-    for name in names[:devices]:
-        places = [i for i, uuid in enumerate(uuids) if name == str(i) or uuid.startswith(name)]
-        if len(places) != 1:
-            raise DeviceUnknown(
-                f"{VISIBLE_GPUS} names {name!r}; the driver's library knows {', '.join(uuids) or 'none'}"
-            )
-        chosen.append(present[places[0]])
-    if len(chosen) < devices:
-        raise DeviceUnknown(f"the trial needs {devices} GPUs; this worker has {len(chosen)}")
-    return chosen
-
-
-def _text(name: bytes | str) -> str:
-    return name.decode() if isinstance(name, bytes) else name  # older versions of the package return bytes
+        with open_gpus() as gpus:
+            pynvml.nvmlInit()  # once more: handles last while the library is open
+            handles = [gpu.handle for gpu in gpus[:devices]]
+    except NoDriver:
+        return []
+    if len(handles) < devices:
+        raise DeviceUnknown(f"the trial needs {devices} GPUs; this worker has {len(handles)}")
+    return handles

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import psutil
 
+from ablate.experiments.node_classes import NODE_CLASSES, gpu_class
 from ablate.experiments.records.messages import DeviceInfo
-from ablate.kernels.backends import NODE_CLASSES, NodeClass
+from ablate.kernels.backends import NodeClass
+from ablate.workers.devices.amd_probe import AmdProbe
 from ablate.workers.devices.device_lock import lock_addresses
 from ablate.workers.devices.node_health import ReleaseProof
 from ablate.workers.devices.nvidia_probe import NvidiaProbe
@@ -46,6 +48,7 @@ class XlaHostProbe(HostProbe):
 
 PROBES: dict[str, Probe] = {
     "nvidia": NvidiaProbe(),
+    "amd": AmdProbe(),
     "tpu": TpuProbe(),
     "host": HostProbe(),
     "xla_host": XlaHostProbe(),
@@ -53,6 +56,8 @@ PROBES: dict[str, Probe] = {
 }
 """Every probe under the name that node classes use for it, in the order in which they are tried. The host always
 exists, so a probe after it is used only when the operator names its node class."""
+_OF_GPUS = ("nvidia", "amd")
+"""Probes of devices that have a node class by their own name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +129,11 @@ def find_devices(wanted: str | None = None) -> Devices:
         lacks += result.lacks
         if not result.devices:
             continue
-        classes = [entry for entry in NODE_CLASSES.values() if entry.probe == name]
-        chosen = next((entry for entry in classes if _all_fit(entry, result)), None)
-        if chosen is not None:
-            return _devices(chosen, probe, result, lacks)
-        lacks.append(f"{_no_class(result)} (known: {', '.join(map(str, classes))}); registered as cpu")
+        classes = _classes_of(name, result)
+        if classes:
+            return _devices(classes[0], probe, result, lacks)
+        names = " and ".join(f"'{device}'" for device in dict.fromkeys(device.name for device in result.devices))
+        lacks.append(f"devices {names} have no common node class: give each kind a worker; registered as cpu")
     raise DeviceMissing("no probe found a device here, not even the host's")
 
 
@@ -137,23 +142,20 @@ def _find_class(wanted: NodeClass) -> Devices:
         raise DeviceMissing(f"node class '{wanted}' is configured, but no probe finds its devices yet")
     probe = PROBES[wanted.probe]
     result = probe.find()
-    if not _all_fit(wanted, result):
+    if wanted not in _classes_of(wanted.probe, result):
         names = ", ".join(device.name for device in result.devices) or "nothing"
         reasons = "; ".join((f"its probe found {names}", *result.lacks))
         raise DeviceMissing(f"node class '{wanted}' is configured, but this machine has no such device: {reasons}")
     return _devices(wanted, probe, result, result.lacks)
 
 
-def _all_fit(node_class: NodeClass, result: ProbeResult) -> bool:
-    """Return whether there are devices and all belong to this class: a trial may get any of them."""
-    return bool(result.devices) and all(node_class.fits(device.name) for device in result.devices)
-
-
-def _no_class(result: ProbeResult) -> str:
-    names = [f"'{name}'" for name in dict.fromkeys(device.name for device in result.devices)]
-    if len(names) == 1:
-        return f"device {names[0]} has no node class"
-    return f"devices {' and '.join(names)} have no common node class"
+def _classes_of(probe: str, result: ProbeResult) -> list[NodeClass]:
+    """Return the classes to which all found devices belong: a trial may get any of them."""
+    if probe in _OF_GPUS:
+        classes = {gpu_class(device.name, device.memory_bytes, probe=probe) for device in result.devices}
+        return list(classes) if len(classes) == 1 else []
+    entries = [entry for entry in NODE_CLASSES.values() if entry.probe == probe and result.devices]
+    return [entry for entry in entries if all(entry.fits(device.name) for device in result.devices)]
 
 
 def _devices(node_class: NodeClass, probe: Probe, result: ProbeResult, lacks: Iterable[str]) -> Devices:

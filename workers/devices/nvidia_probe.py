@@ -1,21 +1,25 @@
-"""NVIDIA GPUs as nvidia-smi reports them: all, or those that CUDA_VISIBLE_DEVICES assigns to this worker.
+"""NVIDIA GPUs as their driver reports them: all, or those that CUDA_VISIBLE_DEVICES assigns to this worker.
 
-nvidia-smi ignores that variable, but CUDA obeys it. Without this filter, two workers with one GPU each would report
-each other's trainers as foreign processes.
+The driver's library NVML ignores that variable, but CUDA obeys it. Without this filter, two workers with one GPU each
+would report each other's trainers as foreign processes. Slow-downs and memory errors are read with nvidia-smi: NVML
+counts slow-downs for newer drivers only.
 """
 
-import csv
-import io
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pynvml
 
 from ablate.experiments.records.messages import DeviceInfo
 from ablate.workers.devices.probe_types import DeviceState, Probe, ProbeResult
 from ablate.workers.environment_variables import VISIBLE_GPUS, visible_gpus
 from ablate.workers.errors import DeviceUnknown
 
-_GPU = "index,name,serial,memory.total,memory.used,driver_version,uuid"
 _STATE = ",".join(
     (
         "clocks_event_reasons_counters.sw_power_cap",
@@ -25,9 +29,34 @@ _STATE = ",".join(
         "ecc.errors.uncorrected.volatile.total",
     )
 )
+_SLOW_DOWNS = 4
 _SMI_TIMEOUT_S = 20.0
 _LEAST_UUID_CHARS = 8
-_MIB = 2**20
+_ABSENT = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+_NO_ANSWER = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+)
+"""Errors of a query that this card, or its driver, does not answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU, or a slice of one (MIG), while the driver's library is open."""
+
+    index: int
+    """In the driver's order, in which the slices of a GPU take its place."""
+    card: int
+    """Index of the whole GPU."""
+    handle: Any
+    uuid: str
+    is_slice: bool
+
+    def read(self, query: str, *arguments: Any) -> Any:
+        """Return the answer to a query of NVML by the end of its name, None if this card gives none."""
+        return answer(query, self.handle, *arguments)
 
 
 class NvidiaProbe(Probe):
@@ -35,42 +64,177 @@ class NvidiaProbe(Probe):
 
     def find(self) -> ProbeResult:
         """Return the GPUs in the order of CUDA_VISIBLE_DEVICES: a trial of one device uses the first."""
-        if shutil.which("nvidia-smi") is None:
-            return ProbeResult()
         try:
-            rows = _gpu_rows()
+            with open_gpus() as gpus:
+                lacks = [sentence for gpu in gpus for sentence in _blind_spots(gpu)]
+                devices = tuple(_info(gpu) for gpu in gpus)
+                driver = pynvml.nvmlSystemGetDriverVersion() if gpus else None
+        except NoDriver as error:
+            return ProbeResult(lacks=(str(error),) if shutil.which("nvidia-smi") else ())
         except DeviceUnknown as error:
             return ProbeResult(lacks=(str(error),))
-        return ProbeResult(devices=tuple(_gpu(row) for row in rows), driver=rows[0][5] if rows else None)
+        return ProbeResult(devices=devices, driver=driver, lacks=tuple(lacks))
 
     def memory_used(self) -> Mapping[int, int]:
-        """Return the bytes in use by GPU index. Raises DeviceUnknown when nvidia-smi does not report them."""
-        rows = _gpu_rows()
-        try:
-            return {int(row[0]): int(row[4]) * _MIB for row in rows}
-        except ValueError as error:
-            raise DeviceUnknown(f"nvidia-smi reports no memory in use: {rows}") from error
+        """Return the bytes in use by GPU index; 0 on a card that has no memory of its own.
+
+        Raises DeviceUnknown when the driver does not answer.
+        """
+        with open_gpus() as gpus:
+            sizes = {gpu.index: gpu.read("MemoryInfo") for gpu in gpus}
+        return {index: 0 if size is None else size.used for index, size in sizes.items()}
 
     def users(self) -> tuple[int, ...]:
-        """Return the processes on any of the GPUs. Raises DeviceUnknown when nvidia-smi does not report them."""
-        own = None if visible_gpus() is None else [row[6] for row in _gpu_rows()]
-        table = _rows(_query("--query-compute-apps=pid,gpu_uuid"))
-        pids = [_number(row[0]) for row in table if own is None or row[-1] in own]
-        if None in pids:
-            raise DeviceUnknown("nvidia-smi hides the number of a process on a GPU")
-        return tuple(pid for pid in pids if pid is not None)
+        """Return the processes that compute on any of the GPUs. Raises DeviceUnknown when the driver hides them."""
+        with open_gpus() as gpus:
+            tables = [gpu.read("ComputeRunningProcesses") for gpu in gpus]
+        if None in tables:
+            raise DeviceUnknown("the driver does not say which processes are on a GPU")
+        pids = {row.pid for table in tables for row in table}
+        if 0 in pids:
+            raise DeviceUnknown("the driver hides the number of a process on a GPU")
+        return tuple(sorted(pids))
 
     def state(self, index: int) -> DeviceState | None:
         """Return the counters of GPU `index` and the processes on all GPUs of this worker."""
-        try:
-            counters = _query(f"--query-gpu={_STATE}", f"--id={index}")
-        except DeviceUnknown:
-            counters = None
-        try:
+        counters, processes = None, None
+        with suppress(DeviceUnknown), open_gpus() as gpus:
+            counters = next((_counters(gpu.card) for gpu in gpus if gpu.index == index), None)
+        with suppress(DeviceUnknown):
             processes = self.users()
-        except DeviceUnknown:
-            processes = None
         return None if counters is None and processes is None else parse_state(counters, processes)
+
+
+class NoDriver(DeviceUnknown):
+    """This machine has no driver of NVIDIA."""
+
+
+@contextmanager
+def open_gpus() -> Iterator[Sequence[Gpu]]:
+    """Open the driver's library and give this worker's GPUs in CUDA's order.
+
+    Raises NoDriver; and DeviceUnknown when the driver does not answer, or CUDA_VISIBLE_DEVICES names a missing GPU, or
+    one twice, or two slices: CUDA would silently use fewer.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        kind = NoDriver if error.value in _ABSENT else DeviceUnknown
+        raise kind(f"NVIDIA's driver does not answer: {error}") from error
+    try:
+        yield _visible(_present())
+    except pynvml.NVMLError as error:
+        raise DeviceUnknown(f"NVIDIA's driver does not answer: {error}") from error
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _present() -> list[Gpu]:
+    gpus: list[Gpu] = []
+    for card in range(pynvml.nvmlDeviceGetCount()):
+        whole = pynvml.nvmlDeviceGetHandleByIndex(card)
+        handles = list(_slices(whole)) or [whole]
+        for handle in handles:
+            uuid = pynvml.nvmlDeviceGetUUID(handle)
+            gpus.append(Gpu(index=len(gpus), card=card, handle=handle, uuid=uuid, is_slice=handle is not whole))
+    return gpus
+
+
+def _slices(card: Any) -> Iterator[Any]:
+    """Yield the slices of a GPU; none unless they are turned on."""
+    mode = answer("MigMode", card)
+    if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+        return
+    for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):
+        try:
+            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, number)
+        except pynvml.NVMLError_NotFound:
+            continue
+
+
+def _visible(gpus: Sequence[Gpu]) -> Sequence[Gpu]:
+    names = visible_gpus()
+    if names is None:  # with slices, CUDA takes the first one alone
+        return [gpu for gpu in gpus if gpu.is_slice][:1] or gpus
+    chosen = [_named(name, gpus) for name in names]
+    if len({gpu.index for gpu in chosen}) < len(chosen):
+        raise DeviceUnknown(f"{VISIBLE_GPUS} names a GPU twice: {','.join(names)}")
+    if len(chosen) > 1 and any(gpu.is_slice for gpu in chosen):
+        raise DeviceUnknown(f"{VISIBLE_GPUS} names {','.join(names)}; CUDA opens one slice: start a worker for each")
+    return chosen
+
+
+def _named(name: str, gpus: Sequence[Gpu]) -> Gpu:
+    """Return the GPU with this index, or with a UUID that begins so; of a sliced GPU the first slice."""
+    by_uuid = len(name) >= _LEAST_UUID_CHARS
+    matches = [gpu for gpu in gpus if by_uuid and gpu.uuid.startswith(name)]
+    matches = matches or [gpu for gpu in gpus if name == str(gpu.card)][:1]
+    if len(matches) != 1:
+        present = ", ".join(f"{gpu.card} ({gpu.uuid})" for gpu in gpus) or "none"
+        raise DeviceUnknown(f"{VISIBLE_GPUS} names {name!r}; allowed: index or UUID of a present GPU: {present}")
+    return matches[0]
+
+
+def answer(query: str, *arguments: Any) -> Any:
+    """Return NVML's answer to a query by the end of its name, None if the card or its driver gives none."""
+    try:
+        return getattr(pynvml, f"nvmlDeviceGet{query}")(*arguments)
+    except pynvml.NVMLError as error:
+        if error.value not in _NO_ANSWER:
+            raise
+        return None
+
+
+def _info(gpu: Gpu) -> DeviceInfo:
+    """Return what a worker says of a GPU. Without a serial number, as on consumer cards, its UUID stands for it."""
+    name, memory, capability = gpu.read("Name"), gpu.read("MemoryInfo"), gpu.read("CudaComputeCapability")
+    memory_bytes = psutil.virtual_memory().total if memory is None else memory.total
+    if gpu.is_slice and "MIG" not in name:
+        name = f"{name} MIG {memory_bytes >> 30}gb"
+    return DeviceInfo(
+        index=gpu.index,
+        name=name,
+        serial=(None if gpu.is_slice else gpu.read("Serial")) or gpu.uuid,
+        memory_bytes=memory_bytes,
+        capability=None if capability is None else ".".join(map(str, capability)),
+    )
+
+
+def _blind_spots(gpu: Gpu) -> Iterator[str]:
+    """Yield sentences about what the guards cannot see on a GPU."""
+    name = f"GPU {gpu.index}"
+    if gpu.is_slice:
+        yield f"{name} is a slice: work on the other slices of its card takes from the same clock and power, unseen"
+    if gpu.read("DisplayActive"):
+        yield f"{name} drives a display: its desktop takes time and memory, and no guard sees it"
+    if gpu.read("MemoryInfo") is None:
+        yield f"{name} has no memory of its own: nothing shows what a trial leaves in it"
+    if gpu.read("ClockInfo", pynvml.NVML_CLOCK_SM) is None:
+        yield f"{name} reports no clock"
+    counters = _counters(gpu.card)
+    if counters is None or None in [_number(cell) for cell in counters.split(",")[:_SLOW_DOWNS]]:
+        yield f"{name} does not count its slow-downs: no guard sees that it was hot or throttled"
+
+
+def _counters(card: int) -> str | None:
+    """Return nvidia-smi's line of counters of a whole GPU as CSV without header and units; None when it gives none."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return None
+    command = [smi, f"--query-gpu={_STATE}", f"--id={card}", "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_SMI_TIMEOUT_S,
+            check=True,
+        ).stdout
+    except (subprocess.SubprocessError, OSError):
+        return None
 
 
 def parse_state(counters: str | None, processes: Sequence[int] | None) -> DeviceState:
@@ -84,68 +248,6 @@ def parse_state(counters: str | None, processes: Sequence[int] | None) -> Device
         hw_power_brake_us=power_brake,
         ecc_uncorrected=ecc,
         processes=None if processes is None else tuple(processes),
-    )
-
-
-def _gpu_rows() -> list[list[str]]:
-    """Return the table rows of the worker's GPUs in CUDA's order.
-
-    Raises DeviceUnknown when CUDA_VISIBLE_DEVICES names a missing GPU, or one twice: CUDA would silently use fewer.
-    """
-    rows = _rows(_query(f"--query-gpu={_GPU}"))
-    if any(len(row) != len(_GPU.split(",")) for row in rows):
-        raise DeviceUnknown(f"nvidia-smi printed no table of GPUs: {rows}")
-    names = visible_gpus()
-    if names is None:
-        return rows
-    chosen = [_named(name, rows) for name in names]
-    if len({row[0] for row in chosen}) < len(chosen):
-        raise DeviceUnknown(f"{VISIBLE_GPUS} names a GPU twice: {','.join(names)}")
-    return chosen
-
-
-def _named(name: str, rows: list[list[str]]) -> list[str]:
-    """Return the row of the GPU with this index, or with a UUID that begins so."""
-    by_uuid = len(name) >= _LEAST_UUID_CHARS
-    matches = [row for row in rows if name == row[0] or (by_uuid and row[6].startswith(name))]
-    if len(matches) != 1:
-        present = ", ".join(f"{row[0]} ({row[6]})" for row in rows) or "none"
-        raise DeviceUnknown(f"{VISIBLE_GPUS} names {name!r}; allowed: index or UUID of a present GPU: {present}")
-    return matches[0]
-
-
-def _query(*arguments: str) -> str:
-    """Return nvidia-smi's answer as CSV without header and units. Raises DeviceUnknown when it gives none."""
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        raise DeviceUnknown("nvidia-smi has disappeared")
-    command = [smi, *arguments, "--format=csv,noheader,nounits"]
-    try:
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_SMI_TIMEOUT_S,
-            check=True,
-        ).stdout
-    except (subprocess.SubprocessError, OSError) as error:
-        raise DeviceUnknown(f"nvidia-smi failed: {error}") from error
-
-
-def _rows(table: str) -> list[list[str]]:
-    reader = csv.reader(io.StringIO(table), skipinitialspace=True)
-    return [[cell.strip() for cell in row] for row in reader if row]
-
-
-def _gpu(row: list[str]) -> DeviceInfo:
-    index, name, serial, total_mib, *_ = row
-    return DeviceInfo(
-        index=int(index),
-        name=name,
-        serial=None if serial.startswith("[") else serial,
-        memory_bytes=int(total_mib) * _MIB,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ablate.experiments.analysis.placing import Kind, placed
 from ablate.experiments.catalog.files import content_type_of
 from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.kinds.command import HIDDEN_FAILURES, CommandArm, hides_failures
@@ -17,6 +18,7 @@ from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE
 from ablate.experiments.records.program_report import clocks_differ, printable
 from ablate.experiments.records.spec_code import PackedSpec, pack_spec
+from ablate.workers.devices.inventory import Devices, find_devices
 from ablate.workers.offline.check_runs import CheckRun, WantedRun
 from ablate.workers.trials.result import TrialResult
 
@@ -130,6 +132,8 @@ class CheckedSpec:
         """Return the spec in a file with its code packed. Raises SpecError and OSError."""
         packed = pack_spec(path.read_bytes(), content_type_of(path), path.parent)
         spec = parse_spec(packed.content, packed.content_type)
+        if not spec.placement.node_class:
+            spec = placed(packed.content, packed.content_type, spec, [_own_kind(find_devices())])[2]
         resolution = resolve(spec)
         if resolution.problems:
             raise SpecError(list(resolution.problems))
@@ -245,6 +249,11 @@ def _seed(result: TrialResult) -> int | None:
 
 def _start_s(run: CheckRun) -> float:
     return run.wall_s - sum(step.seconds for step in _result(run).program_steps)
+
+
+def _own_kind(own: Devices) -> Kind:
+    smallest = min(device.memory_bytes for device in own.devices)
+    return Kind(node_class=own.node_class.name, nodes=1, devices=len(own.devices), memory_bytes=smallest)
 
 
 def _whole_s(run: CheckRun, config: CommandArm) -> float:

@@ -17,8 +17,9 @@ from ablate.experiments.design.recipes import OF_AN_ARM, OF_TRAINING, OF_VALIDAT
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.workload import VariantSpec, Workload
 from ablate.experiments.errors import SpecProblem
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import BASELINE
-from ablate.kernels.backends import NODE_CLASSES, Lane, NodeClass
+from ablate.kernels.backends import Lane, NodeClass
 from ablate.kernels.scan_switches import CHUNK_SIZES
 from ablate.model.back_end_limits import check_back_ends
 from ablate.model.config import (
@@ -515,7 +516,7 @@ def _gate_problems(
 
 
 def _support_hint(gate: Gate, node_class: NodeClass) -> str | None:
-    able = [show(value) for value in gate.values if node_class.name in gate.node_classes(value)]
+    able = [show(value) for value in gate.values if gate.runs_on(node_class, value)]
     if not able:
         return None
     return f"values of '{gate.name}' that run on {node_class}: {listed(able)}"

@@ -29,8 +29,9 @@ from ablate.experiments.design.workload import (
     Workload,
 )
 from ablate.experiments.errors import SpecProblem
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import BASELINE
-from ablate.kernels.backends import NODE_CLASSES, NodeClass
+from ablate.kernels.backends import NodeClass
 
 SHORT_DIGEST_CHARS = 19
 """Characters of an archive's digest that everybody may see; the whole one is for those who may use the archive."""
@@ -158,7 +159,7 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     node_class = NODE_CLASSES[spec.placement.node_class]
     if node_class.compiles_only or node_class.device_type == "xla":
         able = [name for name, entry in NODE_CLASSES.items() if entry.device_type in ("cpu", "cuda")]
-        detail = f"commands do not run on node class '{node_class}'; allowed: {', '.join(able)}"
+        detail = f"commands do not run on node class '{node_class}'; allowed: {', '.join(able)}, and any other GPU"
         yield SpecProblem(pointer=pointer("placement", "node_class"), detail=detail)
     yield from _placement_problems(spec, node_class)
     yield from _secret_problems(spec)

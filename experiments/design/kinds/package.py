@@ -150,7 +150,7 @@ def unknown_recipe(name: str) -> SpecProblem:
 
 def package_problems(spec: AblationSpec, recipe: PackageRecipe) -> Iterator[SpecProblem]:
     """Find parts of a spec that do not fit the recipe of a package."""
-    if spec.placement.node_class not in recipe.places:
+    if not recipe.runs_on(spec.placement.node_class):
         detail = f"recipe '{recipe.name}' is not meant for node class '{spec.placement.node_class}'; allowed: "
         yield SpecProblem(pointer=pointer("placement", "node_class"), detail=detail + listed(recipe.places))
     if spec.workload.steps.slice:

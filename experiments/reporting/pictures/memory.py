@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ablate.experiments.analysis.verdicts import ArmSummary
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.pictures import drawing
 from ablate.experiments.reporting.pictures.drawing import ArmStyle
 from ablate.experiments.reporting.step_traces import MIB, traces
 from ablate.experiments.reporting.view import AblationView
-from ablate.kernels.backends import NODE_CLASSES
 
 WIDTH_IN = 5.6
 MOST_BARS = 30

@@ -60,7 +60,7 @@ def claim_block(
         return None
     attempt_id = new_id("att")
     fitting = (*_MAY_RUN, fits(node, room=free if in_use else None))
-    in_time = true() if left_s is None else func.coalesce(MEAN_S, LIMIT_S) <= left_s
+    in_time = true() if left_s is None else left_s >= TAKES_S
     block = _take(connection, _queue(node, fitting, in_time), node, fitting, attempt_id, lease_s=lease_s)
     if block is None:
         return None
@@ -129,6 +129,8 @@ LIMIT_S: ColumnElement[Any] = PREPARATION_LIMIT_S + _TRIALS_S
 _LIMIT_OF_BLOCK_S = select(LIMIT_S).where(ablations.c.id == blocks.c.ablation_id).scalar_subquery()
 MEAN_S: ColumnElement[Any] = ablations.c.settled_s / func.nullif(ablations.c.blocks_done, 0)
 """Mean time of an ablation's finished blocks in seconds; null before the first."""
+TAKES_S: ColumnElement[Any] = func.coalesce(MEAN_S, LIMIT_S)
+"""How long a block should take at most, in seconds: a worker that ends earlier claims none."""
 
 
 def _record_claim(connection: Connection, block: Row[Any], attempt_id: str, node_id: str, token: str) -> None:

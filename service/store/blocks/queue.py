@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from ablate.experiments.outcomes import AblationState, BlockState
 from ablate.service.store.access.tokens import has_revoked_key
-from ablate.service.store.blocks.claims import LIMIT_S
+from ablate.service.store.blocks.claims import LIMIT_S, TAKES_S
 from ablate.service.store.blocks.turns import WAITS
 from ablate.service.store.nodes.placement import Needs, may_run_again
 from ablate.service.store.tables import SILENT_S, ablations, attempts, blocks, db_now, nodes
@@ -59,7 +59,10 @@ def _pause_s() -> ColumnElement[float]:
 
 
 _OWN = (
-    select(ablations.c.id, _pause_s().label("pause_s"), blocks.c.lanes, blocks.c.back_ends, blocks.c.num_devices)
+    select(
+        *(ablations.c.id, _pause_s().label("pause_s"), TAKES_S.label("takes_s")),
+        *(blocks.c[name] for name in ("lanes", "back_ends", "num_devices")),
+    )
     .join(blocks, (blocks.c.ablation_id == ablations.c.id) & (blocks.c["index"] == 0))
     .where(ablations.c.id.in_(_IDS), WAITS)
 )
@@ -85,10 +88,15 @@ def places(connection: Connection, ablation_ids: Collection[str]) -> dict[str, Q
             blocks_ahead=counts[row.id][0],
             blocks_between=counts[row.id][1],
             pause_s=float(row.pause_s),
-            needs=Needs(lanes=row.lanes, back_ends=row.back_ends, devices=row.num_devices),
+            needs=needs_of(row),
         )
         for row in own
     }
+
+
+def needs_of(row: Row[Any]) -> Needs:
+    """Return the needs of an ablation's blocks."""
+    return Needs(lanes=row.lanes, back_ends=row.back_ends, devices=row.num_devices, takes_s=float(row.takes_s))
 
 
 def _counts(rows: Sequence[Any], wanted: Collection[str]) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -114,7 +122,7 @@ _WAITING: Select[Any] = (
         *(ablations.c[name] for name in ("node_class", "blocks_queued", "blocks_done", "settled_s", "device_s")),
         *(ablations.c[name] for name in ("device_minutes", "blocks_planned", "trials_planned")),
         *(blocks.c[name] for name in ("lanes", "back_ends", "num_devices")),
-        LIMIT_S.label("limit_s"),
+        *(LIMIT_S.label("limit_s"), TAKES_S.label("takes_s")),
     )
     .join(blocks, (blocks.c.ablation_id == ablations.c.id) & (blocks.c["index"] == 0))
     .where(WAITS)
@@ -163,6 +171,7 @@ _NODES: Select[Any] = (
         nodes.c.failed_back_ends,
         nodes.c.num_devices,
         SILENT_S.label("silent_s"),
+        (nodes.c.ends_at - db_now()).label("left_s"),
         has_revoked_key(nodes.c.name).label("revoked"),
     )
     .where(nodes.c.node_class.in_(_CLASSES))

@@ -2,21 +2,36 @@
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, insert, select, update
 
+from ablate.experiments.analysis.placing import Kind
 from ablate.experiments.ids import id_pattern, new_id
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import BlockState, TrialState
 from ablate.experiments.records.messages import NodeRegistration
 from ablate.service.errors import Forbidden, NodeTaken, NotFound
 from ablate.service.lifecycle import EventKind
 from ablate.service.principals import Principal
+from ablate.service.store.access import keys
 from ablate.service.store.access.tokens import has_revoked_key
-from ablate.service.store.nodes.placement import BUSY_DEVICES, back_ends_that_failed, lanes_that_ran
-from ablate.service.store.tables import SILENT_S, ablations, attempts, blocks, db_now, events, nodes, receipts, trials
+from ablate.service.store.nodes.placement import BUSY_DEVICES, TAKES_WORK, back_ends_that_failed, lanes_that_ran
+from ablate.service.store.tables import (
+    SILENT_S,
+    ablations,
+    attempts,
+    blocks,
+    db_now,
+    events,
+    nodes,
+    receipts,
+    tokens,
+    trials,
+)
 
 MOST_POINTS = 400
 """Newest heartbeats of a trial that are read."""
@@ -52,6 +67,7 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
         "num_devices": len(registration.devices),
         "registered_at": db_now(),
         "seen_at": db_now(),
+        "ends_at": None,
         "probe_began_at": None,
     }
     query = select(nodes.c.id, nodes.c.node_class, SILENT_S.label("silent_s"))
@@ -69,14 +85,15 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
     return str(node.id)
 
 
-def mark_seen(connection: Connection, node_id: str, *, owner: str | None) -> Row[Any]:
-    """Lock the node of the key `owner`, store the time of its call, and return it.
+def mark_seen(connection: Connection, node_id: str, *, owner: str | None, left_s: float | None) -> Row[Any]:
+    """Lock the node of the key `owner`, store the time of its call and the `left_s` of its worker, and return it.
 
     Raises NotFound for an unknown node, Forbidden for another node than the key's.
     """
     if not _ID.fullmatch(node_id):
         raise NotFound(f"{ascii(node_id)[:80]} is not a node id; PUT /v1/nodes/{{name}} returns one")
-    seen = update(nodes).where(nodes.c.id == node_id).values(seen_at=db_now()).returning(nodes)
+    times = {"seen_at": db_now(), "ends_at": None if left_s is None else db_now() + left_s}
+    seen = update(nodes).where(nodes.c.id == node_id).values(times).returning(nodes)
     row = connection.execute(seen).first()
     if row is None:
         raise NotFound(f"node {node_id!r} is not registered; PUT /v1/nodes/{{name}} first")
@@ -195,3 +212,29 @@ def running_on(connection: Connection) -> dict[str, list[dict[str, Any]]]:
         arms = [row.arm for row in rows if row.arm is not None]
         by_node.setdefault(node_id, []).append({**ablation, "arms": arms})
     return by_node
+
+
+def kinds(connection: Connection) -> tuple[Kind, ...]:
+    """Return the kinds of machines of all nodes here, and those for which a key was issued."""
+    columns = (nodes.c.id, nodes.c.name, nodes.c.node_class, nodes.c.registration, and_(*TAKES_WORK).label("works"))
+    own: dict[str, list[tuple[bool, list[int]]]] = defaultdict(list)
+    for row in connection.execute(select(*columns).order_by(nodes.c.node_class)):
+        if not row.name.endswith(keys.imported_suffix(row.id)):
+            sizes = [device["memory_bytes"] for device in json.loads(row.registration)["devices"]]
+            own[row.node_class].append((row.works, sizes))
+    issued = select(tokens.c.node_class).where(tokens.c.node_class.is_not(None), tokens.c.revoked_at.is_(None))
+    for name in connection.execute(issued.distinct()).scalars():
+        if name not in own:
+            own[name] = []
+    return tuple(_kind(name, rows) for name, rows in own.items())
+
+
+def _kind(name: str, rows: Sequence[tuple[bool, list[int]]]) -> Kind:
+    if not rows:
+        return Kind(node_class=name, devices=NODE_CLASSES[name].command_devices)
+    return Kind(
+        node_class=name,
+        nodes=sum(bool(works) for works, _sizes in rows),
+        devices=max(len(sizes) for _works, sizes in rows),
+        memory_bytes=min((size for _works, sizes in rows for size in sizes), default=None),
+    )

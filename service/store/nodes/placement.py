@@ -14,7 +14,8 @@ from ablate.experiments.design.kinds.program import SECRET
 from ablate.experiments.design.packages import LANE
 from ablate.experiments.design.plan import Plan
 from ablate.experiments.design.workload import COMMAND
-from ablate.kernels.backends import NODE_CLASSES, Lane
+from ablate.experiments.node_classes import NODE_CLASSES
+from ablate.kernels.backends import Lane
 from ablate.service.store.tables import SILENT_S, blocks, has_passed, nodes
 
 ELSEWHERE_S = 300.0
@@ -28,7 +29,7 @@ ANY_LANE = ""
 
 _REASON_LIMIT = 160  # characters
 
-_TAKES_WORK = (
+TAKES_WORK = (
     SILENT_S < HEARD_S,
     nodes.c.quarantined_reason.is_(None),
     nodes.c.draining.is_(False),
@@ -55,6 +56,8 @@ class Needs:
     """As blocks store them."""
     devices: int
     """Devices of one node that a trial uses together."""
+    takes_s: float = 0.0
+    """Seconds that one should take at most; 0 for a plan, before anything ran."""
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "Needs":
@@ -175,4 +178,4 @@ def works_elsewhere(connection: Connection, node_id: str, node_class: str) -> bo
 
 
 def _others_that_work(node_id: str, node_class: str) -> Select[Any]:
-    return select(nodes.c.id).where(nodes.c.node_class == node_class, nodes.c.id != node_id, *_TAKES_WORK)
+    return select(nodes.c.id).where(nodes.c.node_class == node_class, nodes.c.id != node_id, *TAKES_WORK)

@@ -11,7 +11,7 @@ from ablate.workers.devices.node_health import free_gib_at
 from ablate.workers.isolation import reach
 from ablate.workers.node import find_node
 from ablate.workers.settings import Settings
-from tests.nvidia_smi import put_gpus
+from tests.nvidia_gpus import put_gpus
 from tests.own_packages import OwnPackages, own_packages
 
 __all__ = ["own_packages"]
@@ -97,7 +97,7 @@ def test_the_doctor_names_recipes_of_packages_and_why_one_cannot_be_used(own_pac
 
 def test_the_doctor_says_how_many_devices_a_command_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_gpus(tmp_path, monkeypatch)
-    for visible, words in ((None, "a command may use up to 2 of them"), ("1", "140.4 GiB)")):
+    for visible, words in ((None, "a command may use up to 2 of them"), ("1", "140.4 GiB, compute capability 9.0)")):
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         finding = doctor._devices(Settings(home=tmp_path, node_class="h200"))

@@ -113,7 +113,7 @@ def test_install_dry_run_writes_nothing_and_shows_no_secret(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--node-class", "h300"], "node class 'h300' is unknown; allowed: cpu, h200"),
+        (["--node-class", "cpu-3"], "node class 'cpu-3' is unknown; allowed: cpu, h200"),
         (["--corpus-dirs", "data"], "ABLATE_CORPUS_DIRS: names 'data'; allowed: absolute folders"),
         (["--code-dirs", "data"], "ABLATE_CODE_DIRS: names 'data'; allowed: absolute folders"),
         (["--environments", "lab"], "ABLATE_ENVIRONMENTS: has 'lab'; allowed: name=folder"),

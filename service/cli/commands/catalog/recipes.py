@@ -9,9 +9,10 @@ from rich.markup import escape
 
 from ablate.experiments.design.gate import show
 from ablate.experiments.design.listings import RecipePublic, public_recipes
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, numbers, texts
 from ablate.experiments.reporting.terminal.terminal_table import names as named
-from ablate.kernels.backends import NODE_CLASSES, Lane
+from ablate.kernels.backends import Lane
 from ablate.service.cli import completion
 from ablate.service.cli.arguments import rows_named
 from ablate.service.cli.output import JsonOption, guarded, out, print_json

@@ -135,6 +135,7 @@ def upgrade() -> None:
         sa.Column("probe_at", sa.Double(), nullable=True),
         sa.Column("probe_began_at", sa.Double(), nullable=True),
         sa.Column("probes", sa.Integer(), nullable=False),
+        sa.Column("ends_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_nodes")),
         sa.UniqueConstraint("name", name=op.f("uq_nodes_name")),
     )

@@ -6,7 +6,7 @@ from ablate.kernels.backends import NODE_CLASSES
 from ablate.workers.devices import inventory
 from ablate.workers.devices.inventory import PROBES, find_devices
 from ablate.workers.errors import DeviceMissing
-from tests.nvidia_smi import put_gpus, put_smi
+from tests.nvidia_gpus import UNKNOWN, UUIDS, put_driver, put_gpus
 
 
 def test_find_devices_distinguishes_an_h100_from_an_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,22 +30,13 @@ def test_find_devices_of_two_classes_in_one_machine_is_neither(tmp_path: Path, m
     put_gpus(tmp_path, monkeypatch, "".join(lines))
     devices = find_devices()
     assert devices.node_class is NODE_CLASSES["cpu"]
-    said = f"devices '{names[0]}' and '{names[1]}' have no common node class (known: h200, h100); registered as cpu"
+    said = (
+        f"devices '{names[0]}' and '{names[1]}' have no common node class: give each kind a worker; registered as cpu"
+    )
     assert devices.lacks == (said,)
     for name in ("h200", "h100"):
         with pytest.raises(DeviceMissing, match=f"its probe found {', '.join(names)}"):
             find_devices(name)
-
-
-@pytest.mark.parametrize("name", ["NVIDIA T4", "NVIDIA H100 PCIe", "NVIDIA GH200 480GB"])
-def test_find_devices_unknown_gpu_is_cpu_with_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    put_gpus(tmp_path, monkeypatch, f"0, {name}, 1, 15360, 0, 550.1, GPU-1\n")
-    devices = find_devices()
-    assert devices.node_class is NODE_CLASSES["cpu"]
-    assert devices.lacks == (f"device '{name}' has no node class (known: h200, h100); registered as cpu",)
-    assert devices.first.name != name
 
 
 def test_find_devices_cpu_asked_for_on_a_gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,17 +49,18 @@ def test_find_devices_cpu_asked_for_on_a_gpu_machine(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("smi", "reason"), [("true", "its probe found nothing$"), ("exit 9", "its probe found nothing; nvidia-smi failed")]
+    ("error", "reason"),
+    [(0, "its probe found nothing$"), (UNKNOWN, "its probe found nothing; NVIDIA's driver does not answer")],
 )
 def test_find_devices_h200_on_a_machine_without_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smi: str, reason: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, reason: str
 ) -> None:
-    put_smi(tmp_path, monkeypatch, smi)
+    put_driver(tmp_path, monkeypatch, error=error)
     with pytest.raises(DeviceMissing, match=f"^node class 'h200' is configured, but .* no such device: {reason}"):
         find_devices("h200")
     devices = find_devices()
     assert devices.node_class is NODE_CLASSES["cpu"]
-    assert len(devices.lacks) == (smi != "true")
+    assert len(devices.lacks) == bool(error)
 
 
 def test_find_devices_xla_on_the_host_only_where_it_is_asked_for_and_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +94,7 @@ def test_locks_are_the_cores_of_a_host_and_the_devices_of_a_driver(
         ["worker", "core 5"],
     ]
     gpus = [lock.split(":")[2:] for lock in find_devices("h200").locks("trainer")]
-    assert gpus == [["trainer", "nvidia 1"], ["trainer", "nvidia 1652823001234"]]
+    assert gpus == [["trainer", "nvidia 1652823001234"], ["trainer", f"nvidia {UUIDS[1]}"]]
     one = [lock.split(":")[2:] for lock in find_devices("h200").locks("trainer", number=1)]
     assert one == [["trainer", "nvidia 1652823001234"]]
     with pytest.raises(DeviceMissing, match="needs 3 devices; this node has 2"):

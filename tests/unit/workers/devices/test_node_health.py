@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from ablate.workers.devices.inventory import HostProbe
 from ablate.workers.devices.node_health import ReleaseProof
 from ablate.workers.devices.nvidia_probe import NvidiaProbe
 from ablate.workers.errors import DeviceUnknown
-from tests.nvidia_smi import put_smi
+from tests.nvidia_gpus import UNKNOWN, FakeGpu, put_driver
 
 MIB = 2**20
 
@@ -91,33 +92,35 @@ def test_problem_lasts_as_long_as_a_survivor_lives() -> None:
     assert proof.problem(patience_s=0) is None
 
 
-_TABLE = "0, NVIDIA H200, 16, 143771, 4, 570.1, GPU-1"
+_GPU = FakeGpu(name="NVIDIA H200", uuid="GPU-1")
+_PROCESSES = "ComputeRunningProcesses"
 
 
 @pytest.mark.parametrize(
-    ("script", "expected"),
+    ("gpus", "apps", "error", "expected"),
     [
-        (f'case "$*" in *compute*) ;; *) echo "{_TABLE}";; esac', None),
-        (f'case "$*" in *compute*) echo 4711, GPU-1;; *) echo "{_TABLE}";; esac', "processes [4711] are on the device"),
-        (f'case "$*" in *compute*) echo "[N/A], GPU-1";; *) echo "{_TABLE}";; esac', "hides the number of a process"),
-        (f'case "$*" in *compute*) exit 9;; *) echo "{_TABLE}";; esac', "nvidia-smi failed"),
-        ("exit 9", "nvidia-smi failed"),
-        ("true", "device 0 is missing"),
-        (
-            'case "$*" in *compute*) ;; *) echo "0, NVIDIA H200, 16, 143771, [N/A], 570, GPU-1";; esac',
-            "no memory in use",
-        ),
-        (
-            'case "$*" in *compute*) ;; *) echo "Unable to determine the device handle";; esac',
-            "printed no table of GPUs",
-        ),
+        ([_GPU], [], 0, None),
+        ([_GPU], [(4711, "GPU-1")], 0, "processes [4711] are on the device"),
+        ([_GPU], [(0, "GPU-1")], 0, "hides the number of a process"),
+        ([replace(_GPU, broken={_PROCESSES: UNKNOWN})], [], 0, "NVIDIA's driver does not answer"),
+        ([replace(_GPU, without=frozenset({_PROCESSES}))], [], 0, "does not say which processes"),
+        ([_GPU], [], UNKNOWN, "NVIDIA's driver does not answer"),
+        ([], [], 0, "device 0 is missing"),
+        ([replace(_GPU, broken={"MemoryInfo": UNKNOWN})], [], 0, "NVIDIA's driver does not answer"),
+        ([replace(_GPU, without=frozenset({"MemoryInfo"}))], [], 0, None),  # it shares the host's
     ],
+    ids=["free", "busy", "hidden", "broken", "unasked", "no answer", "missing", "no memory in use", "shared memory"],
 )
 def test_nvidia_proof_fails_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: list[FakeGpu],
+    apps: list[tuple[int, str]],
+    error: int,
+    expected: str | None,
 ) -> None:
-    put_smi(tmp_path, monkeypatch, script)
+    put_driver(tmp_path, monkeypatch, gpus, apps=apps, error=error)
     problem = ReleaseProof(NvidiaProbe(), [0]).problem(patience_s=0)
     assert problem is None if expected is None else expected in str(problem)
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert "nvidia-smi has disappeared" in str(ReleaseProof(NvidiaProbe(), [0]).problem(patience_s=0))
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "absent"))
+    assert "driver does not answer" in str(ReleaseProof(NvidiaProbe(), [0]).problem(patience_s=0))

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: the columns of nvidia-smi, and workers that share a machine by CUDA_VISIBLE_DEVICES."""
+"""NVIDIA GPUs: the answers of their driver, and workers that share a machine by CUDA_VISIBLE_DEVICES."""
 
 import random
 from dataclasses import asdict
@@ -13,29 +13,33 @@ from ablate.workers.devices.node_health import ReleaseProof
 from ablate.workers.devices.nvidia_probe import NvidiaProbe, parse_state
 from ablate.workers.devices.probe_types import DeviceState, ProbeResult
 from ablate.workers.errors import DeviceMissing
-from tests.nvidia_smi import UUIDS, put_busy_gpus, put_gpus, put_smi
+from tests.nvidia_gpus import ABSENT, UNKNOWN, UUIDS, FakeGpu, put_busy_gpus, put_driver, put_gpus, put_smi
 
 MIB = 2**20
 A, B = UUIDS
 
 
-def test_nvidia_find_reads_columns_and_missing_serials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_find_reads_answers_and_missing_serials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_gpus(tmp_path, monkeypatch)
     probe = NvidiaProbe()
     result = probe.find()
     first, second = result.devices
     assert (first.index, first.name, first.serial, result.driver) == (0, "NVIDIA H200", "1652823001234", "570.124.06")
     assert first.memory_bytes == 143771 * 2**20
-    assert second.serial is None
+    assert second.serial == B  # a card without a serial number is known by its UUID
     assert probe.memory_used() == {0: 4 * 2**20, 1: 520 * 2**20}
 
 
 def test_find_without_gpus_is_no_surprise_but_a_failure_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_smi(tmp_path, monkeypatch, "true")
+    put_driver(tmp_path, monkeypatch)
     assert NvidiaProbe().find() == ProbeResult()
-    put_smi(tmp_path, monkeypatch, "exit 9")
+    put_driver(tmp_path, monkeypatch, error=UNKNOWN)
     (sentence,) = NvidiaProbe().find().lacks
-    assert "nvidia-smi failed" in sentence
+    assert "NVIDIA's driver does not answer" in sentence
+    put_driver(tmp_path, monkeypatch, error=ABSENT)
+    assert NvidiaProbe().find() == ProbeResult()
+    put_smi(tmp_path, monkeypatch, "true")
+    assert "NVIDIA's driver does not answer" in NvidiaProbe().find().lacks[0]
 
 
 def test_parse_state_of_an_h200() -> None:
@@ -56,15 +60,16 @@ def test_parse_state_a_missing_value_is_not_0() -> None:
 
 def test_state_has_the_known_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hidden process number makes the processes unknown, not empty."""
-    counters = 'case "$*" in *compute-apps*) echo 4711;; *--id=1*) echo "9, 8, 7, 6, 5";; *) exit 1;; esac'
-    put_smi(tmp_path, monkeypatch, counters)
+    gpus = [FakeGpu(name="NVIDIA L4", uuid=uuid) for uuid in UUIDS]
+    put_driver(tmp_path, monkeypatch, gpus, apps=[(4711, A)])
+    put_smi(tmp_path, monkeypatch, 'case "$*" in *--id=1*) echo "9, 8, 7, 6, 5";; *) exit 1;; esac')
     probe = NvidiaProbe()
     assert probe.state(1) == parse_state("9, 8, 7, 6, 5", (4711,))
     assert probe.state(0) == DeviceState(processes=(4711,))
-    hidden = 'case "$*" in *compute-apps*) printf "[N/A], GPU-1\\n4711, GPU-1\\n";; *) echo "0, 0, 0, 0, 0";; esac'
-    put_smi(tmp_path, monkeypatch, hidden)
-    assert probe.state(0) == parse_state("0, 0, 0, 0, 0", None)
-    put_smi(tmp_path, monkeypatch, "exit 6")
+    put_driver(tmp_path, monkeypatch, gpus, apps=[(4711, A), (0, B)])
+    assert probe.state(1) == parse_state("9, 8, 7, 6, 5", None)
+    assert probe.state(0) is None
+    put_driver(tmp_path, monkeypatch, gpus, error=UNKNOWN)
     assert probe.state(1) is None
 
 
