@@ -249,7 +249,7 @@ class Watch:
         marks = [trial_mark(trial_id) for _pgid, trial_id in self.running]
 
         def find() -> list[int]:
-            strays = (pid for mark in marks for pid in mark.members())
+            strays = [pid for mark in marks for pid in mark.members()]
             members = self._family()
             return sorted({*([] if _has_message() else members), *group_members(*groups), *strays})
 
