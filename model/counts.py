@@ -3,9 +3,9 @@
 Model FLOPs count the work of the mathematics, not of an implementation:
 
 - A multiply-add is two FLOPs. The backward pass is twice the forward pass. Recomputation does not count.
-- Attention counts the full S x S score matrix, as is customary, although the causal half would suffice. So the rate of
-  a model with attention over packed documents is too high, by a factor of S / (mean document) in the scores;
-  `document_flops` counts the pairs of tokens that attend to each other.
+- Attention counts the full S x S score matrix, as is customary (Chowdhery et al. 2022, PaLM, appendix B), although the
+  causal half would suffice. So the rate of a model with attention over packed documents is too high, by a factor of
+  S / (mean document) in the scores; `document_flops` counts the pairs of tokens that attend to each other.
 - The scan counts the least work of any schedule: one state write and one state read per rank, R * 4NP per token and
   head. The chunk-parallel form spends R * [4NP + 2M(N + P)] with M = C * R, which would reward larger chunks with a
   higher rate.

@@ -30,8 +30,7 @@ def summarise_arm(receipts: Sequence[Receipt]) -> ArmSummary:
     memory = [receipt.memory for receipt in receipts if receipt.memory and receipt.outcome in _HAVE_PEAKS]
     return ArmSummary(
         **_means(_MEANS, measured),
-        mfu=_mean([None if summary is None else summary.mfu for summary in summaries]),
-        document_mfu=_mean([None if summary is None else summary.document_mfu for summary in summaries]),
+        utilisation=_mean([None if summary is None else summary.utilisation for summary in summaries]),
         peak_allocated_bytes=max((part.peak_allocated_bytes for part in memory), default=None),
         peak_reserved_bytes=max((part.peak_reserved_bytes for part in memory), default=None),
         outlier_steps=sum(summary.outlier_steps for summary in summaries if summary),

@@ -356,10 +356,8 @@ class ArmSummary(Frozen):
     tokens_per_s: float | None
     step_s: float | None
     model_tflops_per_s: float | None
-    mfu: float | None
-    """With the model FLOPs of whole rows."""
-    document_mfu: OmitNone[float] = None
-    """With attention within documents."""
+    utilisation: float | None
+    """Share of the device's peak that useful FLOPs reach (`Summary.utilisation`)."""
     loss_step1: float | None
     loss_final: float | None
     loss_val: float | None

@@ -176,7 +176,7 @@ class Summary(Frozen):
     model_tflops_per_s: float | None
     """From `step_s_mean`; None where nobody counts model FLOPs."""
     mfu: float | None
-    """Share of `peak_flops` with the model FLOPs of whole rows."""
+    """Share of `peak_flops` with the model FLOPs of whole rows, which packed rows can bring above 1."""
     document_mfu: OmitNone[float] = None
     """The same with attention within documents; None where nobody counted them."""
     outlier_steps: int
@@ -188,6 +188,14 @@ class Summary(Frozen):
     loss_val: float | None
     curve: OmitNone[tuple[CurvePoint, ...]] = None
     """The validations of a schedule; the last one is `loss_val`."""
+
+    @property
+    def utilisation(self) -> float | None:
+        """Share of the device's peak that useful FLOPs reach: attention to earlier tokens of the same document only.
+
+        Of a program, with the FLOPs that it states. None without a known peak.
+        """
+        return self.mfu if self.document_mfu is None else self.document_mfu
 
 
 class _FieldOrder(Frozen):

@@ -113,8 +113,7 @@ def _summary_points(receipt: Receipt) -> list[content.Point]:
     values = {name: read_named(name, receipt) for name in METRICS}
     values |= {"training_s": receipt.training_s, "wall_s": receipt.wall_s}
     if receipt.summary is not None:
-        values |= {"mfu": receipt.summary.mfu, "document_mfu": receipt.summary.document_mfu}
-        values |= {"step_s_median": receipt.summary.step_s_median}
+        values |= {"utilisation": receipt.summary.utilisation, "step_s_median": receipt.summary.step_s_median}
     for name, value in receipt.program.reported.items() if receipt.program else ():
         is_free = name in receipt.config.declared and name not in values
         values[name if is_free else content.reported_key(name)] = value
@@ -270,8 +269,7 @@ def _means(summary: ArmSummary) -> dict[str, float]:
         "tokens_per_s",
         "step_s",
         "model_tflops_per_s",
-        "mfu",
-        "document_mfu",
+        "utilisation",
         "compile_s",
         "loss_step1",
         "loss_final",

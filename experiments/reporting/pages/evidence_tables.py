@@ -111,8 +111,10 @@ KERNEL_NUMBERS = {
 MOST_ARMS = 13
 
 
-def _share(value: float | None) -> str:
-    return wording.NOTHING if value is None else wording.plain_percent(100 * value)
+def _utilisation(share: float | None) -> str:
+    if share is not None and share > 1:
+        return "more than the device can do: the FLOPs that the program states, or the device's peak, are wrong"
+    return wording.NOTHING if share is None else wording.plain_percent(100 * share)
 
 
 MOST_NODES = 8
@@ -120,9 +122,8 @@ ARM_ROWS: dict[str, Callable[[ArmSummary], str]] = {
     "outcomes": lambda arm: _counts(arm.outcomes) or "none yet",
     "throughput, tokens/s": lambda arm: wording.number(arm.tokens_per_s, 5),
     "step time": lambda arm: wording.seconds(arm.step_s),
-    "model TFLOP/s": lambda arm: wording.number(arm.model_tflops_per_s),
-    "model FLOP utilisation, whole rows": lambda arm: _share(arm.mfu),
-    "model FLOP utilisation, documents": lambda arm: _share(arm.document_mfu),
+    "model TFLOP/s, attention over whole rows (PaLM)": lambda arm: wording.number(arm.model_tflops_per_s),
+    "utilisation by useful FLOPs": lambda arm: _utilisation(arm.utilisation),
     "loss of step 1, nats": lambda arm: wording.fixed(arm.loss_step1),
     "final training loss, nats": lambda arm: wording.fixed(arm.loss_final),
     "validation loss, nats": lambda arm: wording.fixed(arm.loss_val),

@@ -76,7 +76,8 @@ def test_of_an_arm_without_a_measured_trial_only_running_out_of_memory_has_a_pea
 def lacking(field: str) -> Callable[[Receipt], Receipt]:
     def change(receipt: Receipt) -> Receipt:
         summary = receipt.summary
-        return receipt.model_copy(update={"summary": summary and summary.model_copy(update={field: None})})
+        changes = dict.fromkeys(("mfu", "document_mfu") if field == "utilisation" else (field,))
+        return receipt.model_copy(update={"summary": summary and summary.model_copy(update=changes)})
 
     return change
 
@@ -92,7 +93,7 @@ def with_first_trial_changed(view: AblationView, arm: str, change: Callable[[Rec
     return dataclasses.replace(changed, verdict=judge(view.plan, spec, changed.receipts, UNCALIBRATED))
 
 
-@pytest.mark.parametrize("field", ["loss_val", "tokens_per_s", "mfu"])
+@pytest.mark.parametrize("field", ["loss_val", "tokens_per_s", "utilisation"])
 def test_verdict_tables_and_view_leave_out_the_same_mean(field: str) -> None:
     view = with_first_trial_changed(views.cpu_view(), "psiv-on", lacking(field))
     assert view.verdict is not None
@@ -101,6 +102,26 @@ def test_verdict_tables_and_view_leave_out_the_same_mean(field: str) -> None:
     if field == "loss_val":
         shown = {str(row[0]): [str(cell) for cell in row[1:]] for row in evidence_tables.arms_table(view).rows}
         assert shown["validation loss, nats"] == [f"{view.arms['baseline'].loss_val:.4f}", wording.NOTHING]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_page_shows_a_utilisation_above_100_percent(seed: int) -> None:
+    """Packed rows have whole-row FLOPs far above what they compute; a program may state any number."""
+    draw = random.Random(seed)  # noqa: S311  # not for secrets
+    whole, useful = draw.uniform(0, 3), draw.choice((None, draw.uniform(0, 1), 1.0))
+
+    def packed(receipt: Receipt) -> Receipt:
+        shares = {"mfu": whole, "document_mfu": useful}
+        return receipt.model_copy(update={"summary": receipt.summary and receipt.summary.model_copy(update=shares)})
+
+    view = views.cpu_view()
+    changed = tuple(dataclasses.replace(t, receipt=t.receipt and packed(t.receipt)) for t in view.trials)
+    shown = {
+        str(row[0]): str(row[1]) for row in evidence_tables.arms_table(dataclasses.replace(view, trials=changed)).rows
+    }
+    share = whole if useful is None else useful
+    text = shown["utilisation by useful FLOPs"]
+    assert text.startswith("more than the device can do") if share > 1 else text == wording.plain_percent(100 * share)
 
 
 def test_compile_time_of_the_table_is_that_of_measured_trials() -> None:
