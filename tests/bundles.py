@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from ablate.experiments.design.plan import draw_seeds
 from ablate.experiments.documents import seal
 from ablate.experiments.ids import new_id
 from ablate.experiments.outcomes import FailureClass
@@ -22,9 +23,9 @@ from ablate.experiments.records.bundle import (
     trial_folder,
 )
 from ablate.experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
-from ablate.experiments.records.circumstances import Family
+from ablate.experiments.records.circumstances import Family, Registration
 from ablate.experiments.records.messages import DeviceInfo, NodeRegistration
-from ablate.experiments.records.plan_file import PlanFile, countersign, make_plan_file, plan_file_text
+from ablate.experiments.records.plan_file import PlanFile, make_plan_file, plan_file_text, registered_file
 from ablate.experiments.records.receipts import Receipt
 from ablate.experiments.records.signing import Signer, manifest_statement
 from tests.factories import make_plan, make_receipt, make_spec, spec_values
@@ -32,16 +33,16 @@ from tests.factories import make_plan, make_receipt, make_spec, spec_values
 BEGAN = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
-def make_file(**changes: Any) -> PlanFile:
-    """Return a plan file of the factories' spec; `changes` as in spec_values."""
-    text = json.dumps(spec_values(**changes))
-    return make_plan_file(make_plan(make_spec(**changes)), spec_text=text, content_type="application/json")
+def make_file(*, to_register: bool = False, **changes: Any) -> PlanFile:
+    """Return a plan file of the factories' spec; `changes` as in spec_values. Its service draws if `to_register`."""
+    spec, text = make_spec(**changes), json.dumps(spec_values(**changes))
+    plan = make_plan(spec) if to_register else draw_seeds(spec, make_plan(spec))
+    return make_plan_file(plan, spec_text=text, content_type="application/json")
 
 
-def registered(file: PlanFile, signer: Signer, registered_at: str = "2026-11-20T11:00:00.000Z") -> PlanFile:
-    """Return the plan file as a service with this key registered it."""
-    own = countersign(file, signer, registered_at=registered_at, family=Family())
-    return file.model_copy(update={"countersigned": own})
+def registered(file: PlanFile, registered_at: str = "2026-11-20T11:00:00.000Z") -> PlanFile:
+    """Return the plan file as a service registered it; its spec lists the seeds."""
+    return registered_file(file, (), Registration(registered_at=registered_at, family=Family()))
 
 
 def resealed(file: PlanFile, **changes: Any) -> PlanFile:

@@ -1,4 +1,4 @@
-"""Summary of one arm's trials: means, peaks and outcomes.
+"""Summary of one arm's trials: means, peaks and outcomes; and the seeds of all.
 
 A mean is over all measured trials of the blocks that count. If one trial lacks the value there is no mean: the mean of
 the others would cover other blocks than the means of the other arms.
@@ -6,14 +6,15 @@ the others would cover other blocks than the means of the other arms.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ablate.experiments.analysis.statistics import mean_of
-from ablate.experiments.analysis.verdicts import ArmSummary, LargestMicroBatch, NodeMeans
+from ablate.experiments.analysis.verdicts import ArmSummary, LargestMicroBatch, NodeMeans, SeedReport
 from ablate.experiments.design.arms import Arm
 from ablate.experiments.design.metrics import METRICS
 from ablate.experiments.design.plan import Plan
-from ablate.experiments.outcomes import Outcome
+from ablate.experiments.outcomes import Outcome, SeedOrigin
+from ablate.experiments.records.circumstances import Circumstances
 from ablate.experiments.records.receipts import Receipt, read_metric
 
 
@@ -88,3 +89,12 @@ def _means(names: Iterable[str], measured: Sequence[Receipt]) -> dict[str, float
 def _mean(values: Sequence[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return mean_of(present) if present and len(present) == len(values) else None
+
+
+def seed_report(plan: Plan, receipts: Sequence[Receipt], circumstances: Circumstances) -> SeedReport:
+    """Return the seeds of the trials with receipts, and how they came about."""
+    ran, carried = {receipt.ids.block_index for receipt in receipts}, circumstances.carried
+    used = dict.fromkeys(block.seed for block in plan.blocks if block.index in ran)
+    unregistered = carried is not None and carried.registered_at is None
+    drawn: Literal["drawn", "unregistered"] = "unregistered" if unregistered else "drawn"
+    return SeedReport(origin="chosen" if plan.seeds is SeedOrigin.CHOSEN else drawn, used=tuple(used))

@@ -21,7 +21,7 @@ from ablate.experiments.analysis.answer import (
     with_broken_requirements,
     word_of,
 )
-from ablate.experiments.analysis.arm_summary import largest_micro_batch, summarise_arm
+from ablate.experiments.analysis.arm_summary import largest_micro_batch, seed_report, summarise_arm
 from ablate.experiments.analysis.comparing import Dependence, Levels, Sample, baseline_mean, compare, sample_of
 from ablate.experiments.analysis.curves import off_the_curves
 from ablate.experiments.analysis.declared import no_ratio, one_value, step_above
@@ -139,6 +139,7 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
         "blocks_planned": len(plan.blocks),
         "blocks_counted": len(whole.blocks),
         "node_class": plan.node_class,
+        "seeds": seed_report(plan, receipts, circumstances),
         "baseline": plan.baseline.name,
         "variants": tuple(judge_one(one, changed or one.exclusion, comparisons) for one in evidence),
         "arms": {arm.name: summarise_arm(whole.of(arm.name)) for arm in plan.arms},

@@ -34,7 +34,7 @@ from ablate.experiments.records.bundle import (
 from ablate.experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
 from ablate.experiments.records.earlier_release import LAST_BUNDLE, RELEASE, EarlierBundle, check_earlier, is_earlier
 from ablate.experiments.records.identity import claimed_fields, mismatches
-from ablate.experiments.records.plan_file import PlanFile, countersignature_problem, read_plan_file
+from ablate.experiments.records.plan_file import PlanFile, read_plan_file
 from ablate.experiments.records.receipt_check import verify
 from ablate.experiments.records.receipt_clocks import slice_problems
 from ablate.experiments.records.receipts import Receipt, held_by
@@ -55,16 +55,11 @@ class _SignedRecord:
     """Digests, in running order."""
 
 
-def open_bundle(files: Mapping[str, bytes], *, can_verify: bool = True) -> Bundle:
-    """Verify the bundle of `files` (by path). Raises BundleError, which lists all bad files.
-
-    Where the library is missing, `can_verify` is False, and the countersignature of the plan is not verified.
-    """
+def open_bundle(files: Mapping[str, bytes]) -> Bundle:
+    """Verify the bundle of `files` (by path). Raises BundleError, which lists all bad files."""
     manifest = read_manifest(files)
     _refuse(_manifest_problems(manifest, files))
     plan_file = _plan_file(manifest, files)
-    if can_verify and (problem := countersignature_problem(plan_file)) is not None:
-        _refuse([SpecProblem(pointer=PLAN, detail=problem)])
     nodes = {node.node_id: node for _, node in _nodes(files)}
     broken = dict(_read_all(BrokenAttempt, files, lambda path: path.startswith("attempts/")))
     finished = dict(_read_all(Attempt, files, lambda path: path.startswith("blocks/") and path.endswith(f"/{BLOCK}")))

@@ -14,7 +14,7 @@ from ablate.experiments.design.arms import Arm, TrialConfig
 from ablate.experiments.design.plan import Plan
 from ablate.experiments.documents import Frozen
 from ablate.experiments.ids import id_pattern, new_ids
-from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.outcomes import FailureClass, SeedOrigin
 from ablate.experiments.records.messages import FencingToken, LogChunk
 from ablate.experiments.records.signing import Signature, block_statement
 from ablate.experiments.retries import Break, final_failures
@@ -143,6 +143,8 @@ def new_block_ids(plan: Plan) -> tuple[BlockIds, ...]:
 
 def claimed_block(plan: Plan, ids: BlockIds, work: PlannedWork, lease: AttemptLease) -> ClaimedBlock:
     """Return a block of `plan` as a node receives it."""
+    if plan.seeds is SeedOrigin.TO_BE_DRAWN:
+        raise AssertionError("a plan whose seeds were not drawn was given to a node")
     block = plan.blocks[work.block_index]
     work = replace(work, broken=[one for one in work.broken if one.failure_class.rule.final_when])
     places = enumerate(zip(block.order, ids.trial_ids, strict=True))

@@ -21,15 +21,16 @@ from ablate.experiments.design.arms import arm_digest
 from ablate.experiments.design.equal_work import resolve_with_steps
 from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.load import parse_spec
-from ablate.experiments.design.plan import Plan, plan_blocks, questions, with_control
+from ablate.experiments.design.plan import Plan, block_difference, questions, with_control, with_drawn
 from ablate.experiments.design.problems import listed
 from ablate.experiments.design.spec import AblationSpec
-from ablate.experiments.digest import canonical_json, code_digest
+from ablate.experiments.digest import code_digest
 from ablate.experiments.documents import Frozen, first_problem, seal, seal_problem
 from ablate.experiments.errors import PlanFileError, SpecError
 from ablate.experiments.ids import id_pattern, new_id
+from ablate.experiments.outcomes import SeedOrigin
 from ablate.experiments.records.bundle_files import PLAN
-from ablate.experiments.records.circumstances import CarriedPlan, Countersignature, Family
+from ablate.experiments.records.circumstances import CarriedPlan, Registration
 from ablate.experiments.records.code_archive import PIECE_BYTES, PackedCode
 from ablate.experiments.records.code_tree import MOST_BYTES
 from ablate.experiments.records.identity import (
@@ -40,13 +41,12 @@ from ablate.experiments.records.identity import (
     claimed_block,
     new_block_ids,
 )
-from ablate.experiments.records.signing import Signer, signature_problem
 from ablate.experiments.retries import Break
 from ablate.model.config import MAX_SEED
 from ablate.model.measurements import OmitNone
 
 KIND: Literal["ablate plan"] = "ablate plan"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MAX_PLAN_BYTES = 64 * 2**20
 
 
@@ -67,10 +67,10 @@ class PlanFile(Frozen):
     blocks: tuple[BlockIds, ...]
     code: OmitNone[dict[str, str]] = None
     """Digest of the tree in each archive that arms name, by the archive's; None where no arm names one."""
+    registered: OmitNone[Registration] = None
+    """None if no service registered the plan."""
     digest: str
     """Of everything above."""
-    countersigned: OmitNone[Countersignature] = None
-    """None if no service registered the plan."""
 
     @cached_property
     def spec(self) -> AblationSpec:
@@ -105,35 +105,22 @@ def make_plan_file(plan: Plan, *, spec_text: str, content_type: str, code: Mappi
     return seal(unsealed)
 
 
-def countersigned_statement(file: PlanFile, registered_at: str, family: Family) -> bytes:
-    """Return the statement that a service signs about a plan that it registered."""
-    stated = {"registered_at": registered_at, "family": family.model_dump(mode="json")}
-    return canonical_json({"kind": KIND, "ablation": file.ablation_id, "digest": file.digest, **stated}).encode()
+def registered_file(file: PlanFile, seeds: Sequence[int], registration: Registration) -> PlanFile:
+    """Return the plan file as a service registered it, with the seeds that it drew; none if the spec lists them."""
+    plan = with_drawn(file.plan, seeds) if seeds else file.plan
+    return with_plan(file.model_copy(update={"registered": registration}), plan)
 
 
-def countersign(file: PlanFile, signer: Signer, *, registered_at: str, family: Family) -> Countersignature:
-    """Return the countersignature of a service that registered the plan."""
-    signature = signer.sign(countersigned_statement(file, registered_at, family))
-    return Countersignature(registered_at=registered_at, family=family, signature=signature)
-
-
-def countersignature_problem(file: PlanFile) -> str | None:
-    """Return why the plan's countersignature does not fit; None if it does, or if there is none."""
-    own = file.countersigned
-    if own is None:
-        return None
-    problem = signature_problem(own.signature, countersigned_statement(file, own.registered_at, own.family))
-    return None if problem is None else f"its countersignature {problem}"
+def with_plan(file: PlanFile, plan: Plan) -> PlanFile:
+    """Return the plan file with a plan of its arms and blocks, but other seeds."""
+    return seal(file.model_copy(update={"plan": plan}))
 
 
 def carried_plan(file: PlanFile) -> CarriedPlan | None:
-    """Return who registered the plan; None for a plan without a question, such as A/A blocks."""
-    own = file.countersigned
+    """Return when a service registered the plan, as it says; None for a plan without a question, such as A/A blocks."""
     if not questions(file.spec, file.plan):
         return None
-    if own is None:
-        return CarriedPlan(registered_by=None, registered_at=None)
-    return CarriedPlan(registered_by=own.signature.key, registered_at=own.registered_at)
+    return CarriedPlan(registered_at=file.registered and file.registered.registered_at, compared=False)
 
 
 def plan_file_text(file: PlanFile) -> str:
@@ -141,8 +128,11 @@ def plan_file_text(file: PlanFile) -> str:
     return json.dumps(file.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
 
 
-def read_plan_file(data: bytes) -> PlanFile:
-    """Return the plan file in `data`. Raises PlanFileError when it is not one, was altered, or contradicts itself."""
+def read_plan_file(data: bytes, *, to_register: bool = False) -> PlanFile:
+    """Return the plan file in `data`. Raises PlanFileError when it is not one, was altered, or contradicts itself.
+
+    Only a plan that a service is about to register may lack its seeds.
+    """
     if len(data) > MAX_PLAN_BYTES:
         raise PlanFileError(f"the plan file has {len(data)} bytes; allowed: {MAX_PLAN_BYTES}")
     try:
@@ -160,6 +150,8 @@ def read_plan_file(data: bytes) -> PlanFile:
     problem = next(_contradictions(file), None)
     if problem is not None:
         raise PlanFileError(f"the plan file contradicts itself: {problem}")
+    if file.plan.seeds is SeedOrigin.TO_BE_DRAWN and not to_register:
+        raise PlanFileError("the seeds of the plan file were not drawn; write it with `ablate plan SPEC --out`")
     return file
 
 
@@ -213,8 +205,8 @@ def differences(file: PlanFile) -> list[str]:
     if list(ours) != list(theirs):
         return [*changes, f"the arms are {', '.join(ours)} here, {', '.join(theirs)} in the plan"]
     changes += [f"arm '{name}' resolves to another configuration" for name in ours if ours[name] != theirs[name]]
-    if plan_blocks(spec, list(ours)) != plan.blocks:
-        changes.append("blocks have other seeds or another order")
+    if (other := block_difference(spec, plan)) is not None:
+        changes.append(other)
     return changes
 
 

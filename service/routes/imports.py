@@ -88,6 +88,7 @@ def import_bundles(
         services.wakes.notify()
     with services.store.read() as connection:
         row = get_ablation(connection, bundle.plan_file.ablation_id)
+        is_registered = plans.find(connection, bundle.plan_file.ablation_id) is not None
     return ImportPublic(
         id=row.id,
         name=row.name,
@@ -95,7 +96,7 @@ def import_bundles(
         changed=changed,
         blocks_imported=len(bundle.blocks),
         block_indices_missing=list(bundle.missing),
-        remarks=list(_remarks(bundle)),
+        remarks=list(_remarks(bundle, is_registered=is_registered)),
         links=links_of(row.id),
     )
 
@@ -214,7 +215,10 @@ def _check_registration(connection: Connection, file: PlanFile) -> None:
         )
 
 
-def _remarks(bundle: Bundle) -> Iterator[str]:
+def _remarks(bundle: Bundle, *, is_registered: bool) -> Iterator[str]:
+    said = bundle.plan_file.registered
+    if said is not None and not is_registered:
+        yield f"the plan says that a service registered it at {said.registered_at}; this one did not"
     changes = differences(bundle.plan_file)
     if changes:
         yield f"this version would plan the spec differently ({'; '.join(changes)}); the plan of the bundle counts"

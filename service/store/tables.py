@@ -278,10 +278,12 @@ registered_plans = Table(
     metadata,
     Column("ablation_id", String(30), primary_key=True),
     Column("name", String(120), nullable=False),
+    Column("sent_digest", String(71), nullable=False),  # of the plan before its registration
     Column("digest", String(71), nullable=False),
+    Column("seeds", Text, nullable=False),  # drawn for it, as JSON; empty if its spec lists them
+    Column("family", Text, nullable=False),
     Column("registered_at", Double, nullable=False),
     Column("registered_by", String(64), nullable=False),
-    Column("countersignature", Text),
 )
 
 registered_questions = Table(
@@ -291,12 +293,6 @@ registered_questions = Table(
     Column("arm", String(120), nullable=False),
     Column("digest", String(71), nullable=False, index=True),
     PrimaryKeyConstraint("ablation_id", "arm"),
-)
-
-service_keys = Table(
-    "service_keys",
-    metadata,
-    Column("seed", String(64), primary_key=True),  # of the private key that countersigns plans, hexadecimal
 )
 
 blocks = Table(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ablate.experiments.outcomes import SeedOrigin
 from ablate.experiments.records.bundle_files import MANIFEST, RECEIPT, write_tar
 from ablate.experiments.records.plan_file import read_plan_file
 from ablate.experiments.records.signing import Signer
@@ -96,11 +97,18 @@ def test_a_plan_is_counted_by_the_service_before_it_is_carried_away(tmp_path: Pa
     path = tmp_path / "plan.json"
     for number in (1, 2):
         code, out, err = ablate("plan", "demo", "--out", path)
-        assert (code, f"counted  as asking {number} of its question, by service ed25519:" in out) == (0, True), err
-    assert read_plan_file(path.read_bytes()).countersigned is not None
+        assert (code, f"counted  as asking {number} of its question, with seeds drawn now" in out) == (0, True), err
+    first = read_plan_file(path.read_bytes())
+    assert (first.registered is None, first.plan.seeds) == (False, SeedOrigin.DRAWN)
+    code, out, _err = ablate("plan", "demo", "--out", path, "--seeds", "7,8")
+    assert (code, "asking 3 of its question, with seeds chosen in the spec" in out) == (0, True)
+    assert [block.seed for block in read_plan_file(path.read_bytes()).plan.blocks] == [7, 8, 7, 8]
+    code, _out, err = ablate("plan", "demo", "--seeds", "7;8")
+    assert (code, "--seeds is '7;8'; allowed: whole numbers with commas between them" in err) == (5, True), err
     code, out, _err = ablate("plan", "demo", "--out", path, "--unregistered")
     assert (code, "counted  by nobody: no service registered this plan" in " ".join(out.split(" "))) == (0, True)
-    assert read_plan_file(path.read_bytes()).countersigned is None
+    alone = read_plan_file(path.read_bytes())
+    assert (alone.registered, alone.plan.seeds) == (None, SeedOrigin.DRAWN)
 
 
 def test_import_trusts_the_key_that_it_is_told(tmp_path: Path, api: Api) -> None:

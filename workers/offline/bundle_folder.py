@@ -179,7 +179,7 @@ class BundleFolder:
             if problems:
                 raise BundleError(problems)
         self.seal()
-        return open_bundle(read_bundle_files(self.root), can_verify=self._signer is not None)
+        return open_bundle(read_bundle_files(self.root))
 
     def _signature_problems(self, manifest: Manifest) -> Iterator[SpecProblem]:
         """Check the manifest's signature before this run replaces it."""
@@ -209,7 +209,7 @@ class BundleFolder:
         if running.attempt_id not in finished:
             self.keep_broken(self._killed(running))
         self.drop_work_of(running.attempt_id)
-        return open_bundle(read_bundle_files(self.root), can_verify=self._signer is not None)
+        return open_bundle(read_bundle_files(self.root))
 
     def _killed(self, running: Attempt) -> BrokenAttempt:
         """Return the attempt as one that broke in the trial, and at the time, of the last file that was written."""

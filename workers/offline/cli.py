@@ -333,7 +333,7 @@ def remarks(plan_file: PlanFile, node: Node) -> Iterator[str]:
             f"here: {own_digest[:19]}); arms and order are the same, and the receipts name the code of this node"
         )
     carried = carried_plan(plan_file)
-    if carried is not None and carried.registered_by is None:
+    if carried is not None and carried.registered_at is None:
         yield f"{NOT_REGISTERED}; to change that: ablate plan SPEC --out PLAN, with a service"
     yield from node.lacks
 

@@ -105,9 +105,9 @@ def _circumstances(verdict: Verdict) -> dict[str, str]:
 
 
 def _registered(circumstances: Circumstances) -> dict[str, str]:
-    """Return which service registered a plan that ran without one."""
+    """Return when a service registered a plan that ran without one."""
     carried = circumstances.carried
-    return {} if carried is None else {"ablation.plan_registered": carried.registered_by or "by nobody"}
+    return {} if carried is None else {"ablation.plan_registered": carried.registered_at or "by nobody"}
 
 
 def _points(view: AblationView) -> Iterator[content.Point]:

@@ -8,9 +8,9 @@ from ablate.experiments.outcomes import BlockState
 from ablate.experiments.records.circumstances import BlockSigner
 from ablate.experiments.records.messages import NodeRegistration
 from ablate.experiments.records.receipt_check import BlockSignature
-from ablate.experiments.records.signing import Signature, Signer
+from ablate.experiments.records.signing import Signature
 from ablate.service.errors import KeyRefused, NotFound
-from ablate.service.store.tables import attempts, blocks, db_now, node_keys, nodes, receipts, service_keys, trials
+from ablate.service.store.tables import attempts, blocks, db_now, node_keys, nodes, receipts, trials
 
 
 def block_signature(connection: Connection, trial_id: str) -> BlockSignature | None:
@@ -32,11 +32,6 @@ def block_signature(connection: Connection, trial_id: str) -> BlockSignature | N
         by=signature,
         number=row.number if signature.numbered else None,
     )
-
-
-def service_signer(connection: Connection) -> Signer:
-    """Return the service's own key, with which it countersigns plans. Raises SigningUnavailable."""
-    return Signer(bytes.fromhex(connection.execute(select(service_keys.c.seed)).scalar_one()))
 
 
 BY_REGISTRATION = "first registration"

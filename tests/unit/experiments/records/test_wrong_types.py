@@ -111,7 +111,7 @@ HEARTBEAT = Heartbeat(
     logs=(LogChunk(trial_id="t", offset=0, text="x"),),
 )
 CASES = {
-    "plan file": Case(json.loads(plan_file_text(registered(FILE, SIGNER))), read_plan, (PlanFileError,)),
+    "plan file": Case(json.loads(plan_file_text(registered(FILE))), read_plan, (PlanFileError,)),
     "plan file of commands": Case(json.loads(plan_file_text(COMMAND_FILE)), read_plan, (PlanFileError,)),
     "claim": of_model(FILE.claimed(0, attempt_id="att_x", attempt_no=1)),
     "claim of commands": of_model(COMMAND_FILE.claimed(0, attempt_id="att_x", attempt_no=1)),
@@ -180,7 +180,7 @@ def resealed(values: Any) -> Any:
     """Return the document with a digest that fits, as a forger would write it."""
     if not isinstance(values, dict) or "digest" not in values:
         return values
-    covered = {name: value for name, value in values.items() if name not in {"digest", "signature", "countersigned"}}
+    covered = {name: value for name, value in values.items() if name not in {"digest", "signature"}}
     try:
         return {**values, "digest": digest(covered)}
     except ValueError:
@@ -206,7 +206,7 @@ def test_a_wrong_value_at_any_place_gives_the_documented_error(name: str, data: 
         ("plan file", ("plan", "arms", 0, "config"), "x", "one of package, command, model; given: 'x'"),
         ("plan file", ("plan", "blocks", 0, "seed"), -1, "block 1 has seed -1; allowed: 0 to 9223372036854775807"),
         ("plan file", ("plan", "blocks", 0, "seed"), 2**64, f"block 1 has seed {2**64}; allowed"),
-        ("plan file", ("countersigned", "registered_at"), UNREADABLE, "not a plan file: Invalid JSON"),
+        ("plan file", ("registered", "registered_at"), UNREADABLE, "not a plan file: Invalid JSON"),
         ("claim", ("trials", 0, "config"), 3, "one of package, command, model; given: 3"),
         ("claim of commands", ("trials", 0, "config"), None, "one of package, command, model; given: null"),
         (f"bundle's {PLAN}", ("plan", "blocks", 0, "seed"), -1, "block 1 has seed -1; allowed"),
