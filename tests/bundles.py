@@ -19,7 +19,6 @@ from ablate.experiments.records.bundle import (
     NodeRecord,
     block_folder,
     make_manifest,
-    signed_attempt,
     trial_folder,
 )
 from ablate.experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
@@ -64,7 +63,6 @@ def make_bundle(
     for index in indices:
         attempt_no = 1 + sum(record.index == index for record in broken)
         attempt = Attempt(**names(index, node.node_id, attempt_no))
-        digests = []
         for trial in file.claimed(index, attempt_id=attempt.attempt_id, attempt_no=attempt_no).trials:
             ids = {
                 "ablation": file.ablation_id,
@@ -74,16 +72,13 @@ def make_bundle(
                 "node": node.node_id,
             }
             made = make_receipt(file.plan, index, trial.arm, ids=ids, **receipt)
-            digests.append(made.digest)
             folder = trial_folder(index, trial.position, trial.arm)
             files[f"{folder}/{RECEIPT}"] = made.model_dump_json().encode()
             files[f"{folder}/{LOG}"] = f"trial {trial.arm}: step 0 é\n".encode()
-        done = signed_attempt(file, attempt, digests, signer)
-        files[f"{block_folder(index)}/{BLOCK}"] = done.model_dump_json().encode()
+        files[f"{block_folder(index)}/{BLOCK}"] = attempt.model_dump_json().encode()
     for record in broken:
-        known = record.model_copy(update={"node_id": node.node_id})
-        broke = signed_attempt(file, known, (), signer)
-        files[f"attempts/{record.attempt_id}.json"] = broke.model_dump_json().encode()
+        own = record.model_copy(update={"node_id": node.node_id})
+        files[f"attempts/{record.attempt_id}.json"] = own.model_dump_json().encode()
     return sealed(file, files, signer)
 
 

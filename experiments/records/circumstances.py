@@ -84,7 +84,7 @@ class Admission(Frozen):
 
 
 class BlockSigner(Frozen):
-    """Node that ran some blocks, and the key that it signed them with."""
+    """Node that ran some blocks, and the key that it signed with for them."""
 
     node: str
     """Id of the node."""
@@ -124,8 +124,6 @@ class Circumstances(Frozen):
     admission: Admission = Admission()
     signers: tuple[BlockSigner, ...] = ()
     """Of all finished blocks."""
-    unsigned: tuple[str, ...] = Field(default=(), exclude_if=lambda files: not files)
-    """Files of imported bundles without the signature that they could have."""
     carried: OmitNone[CarriedPlan] = None
     """Of a plan with a question that ran without a service."""
     not_run: OmitNone[str] = None

@@ -16,7 +16,7 @@ from ablate.experiments.documents import Frozen
 from ablate.experiments.ids import id_pattern, new_ids
 from ablate.experiments.outcomes import FailureClass, SeedOrigin
 from ablate.experiments.records.messages import FencingToken, LogChunk
-from ablate.experiments.records.signing import Signature, block_statement
+from ablate.experiments.records.signing import Signature, report_statement
 from ablate.experiments.retries import Break, final_failures
 
 UNLIMITED_S = 10.0**9
@@ -94,7 +94,7 @@ class BlockReport(Frozen):
         broke = None
         if self.failure_class is not None:
             broke = self.model_dump(mode="json", exclude={"token", "receipts", "logs", "signature"})
-        return block_statement(ids, [str(receipt.get("digest")) for receipt in self.receipts], broke)
+        return report_statement(ids, [str(receipt.get("digest")) for receipt in self.receipts], broke)
 
 
 class BlockIds(Frozen):

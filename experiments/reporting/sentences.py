@@ -145,7 +145,7 @@ ORIGINS = {
 
 def origin_problems(verdict: Verdict) -> Iterator[str]:
     """Yield what makes the origin of the numbers, or the number of tries, unproved."""
-    files, carried = verdict.circumstances.unsigned, verdict.circumstances.carried
+    carried = verdict.circumstances.carried
     if carried is not None and carried.registered_at is None:
         yield wording.capitalised(NOT_REGISTERED)
     unsigned = sum(
@@ -153,9 +153,9 @@ def origin_problems(verdict: Verdict) -> Iterator[str]:
     )
     if unsigned:
         yield f"No signer is known for {wording.counted(unsigned, 'A/A block')} of the calibration"
-    if files:
-        more = f" and {wording.counted(len(files) - 1, 'other file')}" if len(files) > 1 else ""
-        yield f"Not signed: {files[0]}{more}; anybody who had these files could have written or left out their contents"
+    nobody = sorted({signer.name for signer in verdict.circumstances.signers if signer.key is None})
+    if nobody:
+        yield f"Nobody signed for {wording.listed(nobody)}: anybody who had the files could have changed them"
 
 
 def missing(variant: VariantVerdict) -> str:

@@ -142,7 +142,6 @@ def judge_bundle(bundle: Bundle, calibrations: Sequence[Calibration] = ()) -> Ve
         attempts=attempt_records(bundle),
         admission=admission,
         signers=bundle.signers,
-        unsigned=bundle.unsigned,
         not_run=_not_run(bundle),
     )
     return judge(file.plan, file.spec, receipts, circumstances)

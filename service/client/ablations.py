@@ -93,7 +93,7 @@ class Ablations:
     ) -> "ImportPublic":
         """Import the bundles of one plan, each a mapping from path to content; repeating it changes nothing.
 
-        The service trusts the keys in `trust` from now on. `unsigned` allows files without a signature.
+        The service trusts the keys in `trust` from now on. `unsigned` allows bundles without a signature.
         """
         from ablate.service.schemas.submissions import ImportPublic
 

@@ -233,7 +233,6 @@ ablations = Table(
     Column("mlflow_experiment_id", String(64)),
     Column("mlflow_run_id", String(64)),
     Column("bundles", Text),
-    Column("unsigned", Text),
     Column("request_id", String(64)),
     Column("logs_dropped_at", Double),
     Index("ix_ablations_state_id", "state", "id"),
@@ -376,7 +375,8 @@ attempts = Table(
     Column("message", Text),
     Column("report_digest", String(71)),
     Column("arm", String(120)),
-    Column("signature", Text),
+    Column("signed_by", String(51)),  # key of the node's report, or of the bundle
+    Column("signature", String(86)),  # of the report; a bundle has its own
     Index("ix_attempts_ablation_id_state", "ablation_id", "state"),
     Index("ix_attempts_node_id_started_at", "node_id", "started_at"),
 )

@@ -157,10 +157,10 @@ def _signer(path: Path, console: Console) -> Signer | None:
     try:
         signer = node_signer(path)
     except SigningUnavailable as error:
-        console.print(f"[bold yellow]UNSIGNED:[/] blocks are not signed: {escape(str(error))}")
+        console.print(f"[bold yellow]UNSIGNED:[/] the bundle is not signed: {escape(str(error))}")
         console.print("          anybody with access to the bundle could have written it; import it with --unsigned")
         return None
-    console.print(f"blocks are signed with {signer.key} ({escape(str(path))})")
+    console.print(f"the bundle is signed with {signer.key} ({escape(str(path))})")
     return signer
 
 

@@ -131,7 +131,7 @@ def _circumstances(verdict: Verdict) -> Iterator[Fact]:
     keys = {signer.key for signer in circumstances.signers}
     own = verdict.seeds
     yield Fact("Seeds", f"{len(own.used)}, {ORIGINS[own.origin]}" if own.used else "none ran")
-    yield Fact("Signed", "no" if None in keys or circumstances.unsigned else f"by {wording.counted(len(keys), 'key')}")
+    yield Fact("Signed", "no" if None in keys else f"by {wording.counted(len(keys), 'key')}")
     if circumstances.attempts:
         yield Fact("Broken attempts", f"{len(circumstances.attempts):,}", ATTEMPTS)
     if circumstances.family.earlier:

@@ -18,8 +18,7 @@ NoiseOption = Annotated[
     typer.Option(
         "--calibration",
         metavar="FILE",
-        help="With --out and `blocks: auto` in the spec: the noise that decides the number of blocks. "
-        "An A/A bundle, or a file from `ablate nodes calibration --out`.",
+        help="With --out and `blocks: auto` in the spec: the noise that decides the number of blocks. An A/A bundle.",
     ),
 ]
 

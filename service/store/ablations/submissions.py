@@ -112,18 +112,15 @@ def insert_rows(
     ids: Sequence[BlockIds],
     *,
     bundles: str | None = None,
-    unsigned: str | None = None,
     first_look: int | None = None,
 ) -> None:
     """Insert an ablation with its labels, questions, blocks and trials; `ids` of every block in the plan's order.
 
-    Blocks from the index `first_look` on are held, all others queued. `bundles` are the digests of an import, and
-    `unsigned` its files without a signature, as JSON.
+    Blocks from the index `first_look` on are held, all others queued. `bundles` are the digests of an import, as JSON.
     """
     held_from = len(ids) if first_look is None else first_look
     own = submission.ablation_id
-    imported = {"bundles": bundles, "unsigned": unsigned}
-    connection.execute(insert(ablations).values(**_ablation_row(submission, held_from), **imported))
+    connection.execute(insert(ablations).values(**_ablation_row(submission, held_from), bundles=bundles))
     connection.execute(insert(blocks), _block_rows(submission, ids, held_from=held_from))
     connection.execute(insert(trials), _trial_rows(submission, ids))
     digests = question_digests(submission.spec, submission.plan)

@@ -153,13 +153,11 @@ def _carried(connection: Connection, ablation_id: str) -> CarriedPlan | None:
 
 def circumstances_of(connection: Connection, ablation_id: str) -> Circumstances:
     """Return the inputs of a verdict that are neither in the spec nor in the receipts."""
-    unsigned = connection.scalar(select(ablations.c.unsigned).where(ablations.c.id == ablation_id))
     return Circumstances(
         attempts=broken_attempts(connection, ablation_id),
         family=family_of(connection, ablation_id),
         signers=keys.signers(connection, ablation_id),
         carried=_carried(connection, ablation_id),
-        unsigned=() if unsigned is None else tuple(json.loads(unsigned)),
         not_run=_not_run(connection, ablation_id),
     )
 

@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from ablate.experiments.analysis.noise.calibration_file import read_calibration
 from ablate.experiments.analysis.published import read_table
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.digest import digest
-from ablate.experiments.errors import BundleError, PlanFileError, ReceiptError, SpecError
+from ablate.experiments.errors import BundleError, PlanFileError, SpecError
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.bundle_files import PLAN
 from ablate.experiments.records.bundle_reader import open_bundle, verify_bundle
@@ -36,7 +35,6 @@ from tests.architecture.pages import ROOT
 from tests.bundles import broken_attempt, make_bundle, make_file, make_node, registered, sealed
 from tests.factories import command_values, make_plan, make_receipt, spec_values
 from tests.program_receipts import plan_of, program_receipt, program_values
-from tests.unit.experiments.analysis.test_calibration_file import ORIGINAL as CALIBRATION
 
 SIGNER = Signer(b"n" * 32)
 FILE = make_file()
@@ -126,7 +124,6 @@ CASES = {
     "registration": of_model(make_node(SIGNER).registration),
     "heartbeat": of_model(HEARTBEAT),
     "report": of_model(BlockReport(token="-" * 22, receipts=({"a": 1},), message="m")),
-    "calibration file": Case(CALIBRATION, lambda values: read_calibration(written(values)), (ReceiptError,)),
     "manifest": manifest(),
     # each process of a run of tests draws other ids, but all must name their tests alike
     **{
