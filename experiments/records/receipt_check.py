@@ -3,8 +3,8 @@
 The digest is compared with the content; phases, counts, tokens and FLOPs with the configuration; the configuration with
 the gates, and both with the arm's digest; the gates' readings with the facts; the summary with the raw steps; durations
 with the clock. Guards of a trial are in `trial_guards`. A carefully rewritten receipt can still be consistent: only the
-node's signature shows where it comes from. A node signs blocks, not receipts (docs/trust.md): the digests of all
-receipts of the block and the signature are enough to check one receipt.
+node's signature shows where it comes from. A node signs reports of blocks, not receipts (docs/trust.md): the digests of
+all receipts of the block and the signature are enough to check one receipt.
 
 Receipts of earlier releases verify by their digests and signatures alone (`earlier_release`). A test verifies every
 receipt below `docs/receipts`.

@@ -157,7 +157,9 @@ def _params(view: AblationView) -> dict[str, str]:
 
 def _texts(view: AblationView, report_html: str | None) -> dict[str, str]:
     kind = view.content_type.partition(";")[0].rpartition("/")[2].removeprefix("x-")
-    texts = {f"spec.{kind}": view.spec_text, "plan.json": canonical_json(view.plan.model_dump(mode="json"))}
+    texts = {f"spec.{kind}": view.spec_text}
+    if STATUS[view.state] not in OPEN:  # nobody may read a seed in it before its block is claimed
+        texts["plan.json"] = canonical_json(view.plan.model_dump(mode="json"))
     archives = {archive for arm in view.plan.arms for archive in arm.config.archives}
     texts = {name: without_archives(text, archives) for name, text in texts.items()}  # anybody reads them
     if report_html is not None:
