@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from ablate.experiments.design.plan import draw_seeds
 from ablate.experiments.documents import seal
 from ablate.experiments.ids import new_id
 from ablate.experiments.outcomes import FailureClass
@@ -35,8 +34,7 @@ BEGAN = datetime(2026, 11, 20, 12, tzinfo=UTC)
 def make_file(*, to_register: bool = False, **changes: Any) -> PlanFile:
     """Return a plan file of the factories' spec; `changes` as in spec_values. Its service draws if `to_register`."""
     spec, text = make_spec(**changes), json.dumps(spec_values(**changes))
-    plan = make_plan(spec) if to_register else draw_seeds(spec, make_plan(spec))
-    return make_plan_file(plan, spec_text=text, content_type="application/json")
+    return make_plan_file(make_plan(spec), spec_text=text, content_type="application/json", to_register=to_register)
 
 
 def registered(file: PlanFile, registered_at: str = "2026-11-20T11:00:00.000Z") -> PlanFile:

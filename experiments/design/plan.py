@@ -218,11 +218,11 @@ def plan_blocks(spec: AblationSpec, arms: Sequence[str]) -> tuple[BlockPlan, ...
     )
 
 
-def draw_seeds(spec: AblationSpec, plan: Plan) -> Plan:
-    """Return the plan with seeds that nobody could foresee; unchanged if the spec lists them."""
+def draw_seeds(plan: Plan) -> Plan:
+    """Return the plan with seeds that nobody could foresee; unchanged if it has its seeds."""
     if plan.seeds is not SeedOrigin.TO_BE_DRAWN:
         return plan
-    return with_drawn(plan, _RANDOM.sample(range(_DRAWN_BELOW), spec.design.num_seeds))
+    return with_drawn(plan, _RANDOM.sample(range(_DRAWN_BELOW), len(seeds_of(plan))))
 
 
 def with_drawn(plan: Plan, seeds: Sequence[int]) -> Plan:

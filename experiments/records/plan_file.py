@@ -21,7 +21,7 @@ from ablate.experiments.design.arms import arm_digest
 from ablate.experiments.design.equal_work import resolve_with_steps
 from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.load import parse_spec
-from ablate.experiments.design.plan import Plan, block_difference, questions, with_control, with_drawn
+from ablate.experiments.design.plan import Plan, block_difference, draw_seeds, questions, with_control, with_drawn
 from ablate.experiments.design.problems import listed
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.digest import code_digest
@@ -89,15 +89,25 @@ class PlanFile(Frozen):
         return claimed_block(self.plan, self.blocks[index], work, lease)
 
 
-def make_plan_file(plan: Plan, *, spec_text: str, content_type: str, code: Mapping[str, str] | None = None) -> PlanFile:
-    """Return the plan file of `plan`, made from `spec_text`, with new ids. `code` has the tree of each archive."""
+def make_plan_file(
+    plan: Plan,
+    *,
+    spec_text: str,
+    content_type: str,
+    code: Mapping[str, str] | None = None,
+    to_register: bool = False,
+) -> PlanFile:
+    """Return the plan file of `plan`, made from `spec_text`, with new ids. `code` has the tree of each archive.
+
+    A service draws the seeds of a plan `to_register`; any other one gets them here.
+    """
     unsealed = PlanFile(
         made_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         code_digest=code_digest(),
         ablation_id=new_id("abl"),
         content_type=content_type,
         spec_text=spec_text,
-        plan=plan,
+        plan=plan if to_register else draw_seeds(plan),
         blocks=new_block_ids(plan),
         code=dict(code) if code else None,
         digest="",
@@ -108,12 +118,7 @@ def make_plan_file(plan: Plan, *, spec_text: str, content_type: str, code: Mappi
 def registered_file(file: PlanFile, seeds: Sequence[int], registration: Registration) -> PlanFile:
     """Return the plan file as a service registered it, with the seeds that it drew; none if the spec lists them."""
     plan = with_drawn(file.plan, seeds) if seeds else file.plan
-    return with_plan(file.model_copy(update={"registered": registration}), plan)
-
-
-def with_plan(file: PlanFile, plan: Plan) -> PlanFile:
-    """Return the plan file with a plan of its arms and blocks, but other seeds."""
-    return seal(file.model_copy(update={"plan": plan}))
+    return seal(file.model_copy(update={"plan": plan, "registered": registration}))
 
 
 def carried_plan(file: PlanFile) -> CarriedPlan | None:

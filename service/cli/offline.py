@@ -13,7 +13,7 @@ from ablate.experiments.analysis.sizing import plan_spec
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.design.kinds.command import sent_code
 from ablate.experiments.design.load import parse_spec
-from ablate.experiments.design.plan import controlled, draw_seeds, may_have_control
+from ablate.experiments.design.plan import controlled, may_have_control, questions
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.documents import write_whole
 from ablate.experiments.errors import BundleError, SpecError, SpecProblem
@@ -29,7 +29,6 @@ from ablate.experiments.records.plan_file import (
     carried_plan,
     make_plan_file,
     plan_file_text,
-    with_plan,
     write_plan_archive,
 )
 from ablate.experiments.reporting.view import bundle_view, judge_bundle
@@ -68,11 +67,12 @@ def write_plan(
         plan = controlled(spec, plan)
     trees = {packed.digest: packed.tree for packed in body.archives}
     _check_code(spec, trees, path)
-    file = make_plan_file(plan, spec_text=content.decode(), content_type=content_type, code=trees)
-    if not unregistered and carried_plan(file) is not None and names_service():
+    registers = not unregistered and bool(questions(spec, plan)) and names_service()
+    file = make_plan_file(
+        plan, spec_text=content.decode(), content_type=content_type, code=trees, to_register=registers
+    )
+    if registers:
         file = _registered(file)
-    else:
-        file = with_plan(file, draw_seeds(spec, file.plan))
     if path.suffix == SUFFIX:
         write_plan_archive(path, file, body.archives)
     else:

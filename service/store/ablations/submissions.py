@@ -93,7 +93,7 @@ def store_submission(
         connection.execute(insert(idempotency).values(answered))
     except IntegrityError as error:
         raise KeyUsed from error
-    submission = replace(submission, plan=draw_seeds(submission.spec, submission.plan))
+    submission = replace(submission, plan=draw_seeds(submission.plan))
     ablation_id, plan = submission.ablation_id, submission.plan
     first_look = submission.spec.design.blocks.schedule[0]
     insert_rows(connection, submission, new_block_ids(plan), first_look=first_look)

@@ -44,7 +44,7 @@ def _registration(row: Row[Any]) -> Registration:
 
 
 def _store(connection: Connection, file: PlanFile, *, by: str) -> None:
-    own, drawn = {"ablation_id": file.ablation_id}, draw_seeds(file.spec, file.plan)
+    own, drawn = {"ablation_id": file.ablation_id}, draw_seeds(file.plan)
     seeds = [] if drawn.seeds is SeedOrigin.CHOSEN else seeds_of(drawn)
     row = {
         "name": file.plan.ablation,
