@@ -176,10 +176,11 @@ class BundleFolder:
     def _verified(self) -> Bundle:
         """Compare with the manifest, then add the finished blocks of a killed run that its manifest lacks."""
         files = read_bundle_files(self.root)
+        nodes = read_nodes(files).values()
+        self._refuse_another_node(nodes)
         if MANIFEST in files:
             manifest = read_manifest(files)
-            self._refuse_another_node(read_nodes(files).values())
-            problems = [*altered_files(manifest, files), *signature_problems(manifest, read_nodes(files).values())]
+            problems = [*altered_files(manifest, files), *signature_problems(manifest, nodes)]
             if problems:
                 raise BundleError(problems)
         self.seal()

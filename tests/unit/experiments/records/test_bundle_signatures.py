@@ -105,11 +105,14 @@ def test_run_that_goes_on_signs_all_of_the_bundle(signed_folder: Path) -> None:
 
 @pytest.mark.parametrize("signer", [STRANGER, None])
 def test_run_of_another_node_does_not_go_on_with_a_bundle(signed_folder: Path, signer: Signer | None) -> None:
-    with (
-        pytest.raises(ExecRefused, match=f"is signed by {MINE.key}, and this run .*; run the missing blocks into"),
-        BundleFolder(signed_folder, FILE, signer) as folder,
-    ):
-        folder.open(resume=True)
+    for lost in (False, True):
+        if lost:
+            (signed_folder / MANIFEST).unlink()
+        with (
+            pytest.raises(ExecRefused, match=f"is signed by {MINE.key}, and this run .*; run the missing blocks into"),
+            BundleFolder(signed_folder, FILE, signer) as folder,
+        ):
+            folder.open(resume=True)
 
 
 def test_run_does_not_sign_over_a_manifest_that_was_rewritten(signed_folder: Path) -> None:
