@@ -1,7 +1,7 @@
 """Documents: frozen models that reject unknown fields, the digest that seals one, and files that appear whole.
 
 Every spec, plan, receipt, bundle, message and verdict is a `Frozen` model. The field `digest` of a sealed document is
-the digest of all its other fields, except a `signature` over that digest, or a service's countersignature.
+the digest of all its other fields, except a `signature` over that digest.
 """
 
 import os
@@ -42,7 +42,7 @@ def content_digest(document: BaseModel) -> str:
 
     Raises ValueError unless all numbers are finite.
     """
-    return digest(document.model_dump(mode="json", exclude={"digest", "signature", "countersigned"}))
+    return digest(document.model_dump(mode="json", exclude={"digest", "signature"}))
 
 
 def seal(unsealed: Document) -> Document:

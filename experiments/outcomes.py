@@ -172,6 +172,17 @@ class Decision(StrEnum):
     INVALID = "invalid"
 
 
+class SeedOrigin(StrEnum):
+    """How the seeds of a plan came about."""
+
+    CHOSEN = "chosen"
+    """The spec lists them, so its author may know what they do."""
+    DRAWN = "drawn"
+    """Drawn after the spec was fixed."""
+    TO_BE_DRAWN = "to be drawn"
+    """Blocks have numbers of seeds, from 1. Nothing may run."""
+
+
 class Required(StrEnum):
     """What `--require` can demand of every variant: a decision, or a proof."""
 

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ablate.experiments.design.load import parse_spec
-from ablate.experiments.design.plan import make_plan
 from ablate.experiments.records.receipts import seal
 from ablate.kernels.backends import NODE_CLASSES
 from ablate.service.background.outbox_handlers import OutboxHandlers
 from ablate.service.lifecycle import OutboxKind
+from ablate.service.store.blocks.block_wire import plan_of
 from tests.api_stack import Api
 from tests.factories import GIB, make_receipt
 from tests.program_receipts import program_receipt
@@ -66,8 +65,7 @@ def answering(api: Api, changed: dict[str, dict[str, Any]] | None = None, *, rep
 def report(api: Api, block: dict[str, Any], node: str, changed: dict[str, dict[str, Any]]) -> None:
     """Report a claimed block of whatever spec."""
     ablation = block["ablation_id"]
-    spec = api.get(f"/v1/ablations/{ablation}/spec").json()
-    plan = make_plan(parse_spec(spec["text"].encode(), spec["content_type"]))
+    plan = plan_of(api.store, ablation)
     own = {"ablation": ablation, "block": block["block_id"], "attempt": block["attempt_id"], "node": node}
     receipts = []
     for trial in block["trials"]:

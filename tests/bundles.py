@@ -18,13 +18,12 @@ from ablate.experiments.records.bundle import (
     NodeRecord,
     block_folder,
     make_manifest,
-    signed_attempt,
     trial_folder,
 )
 from ablate.experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
-from ablate.experiments.records.circumstances import Family
+from ablate.experiments.records.circumstances import Family, Registration
 from ablate.experiments.records.messages import DeviceInfo, NodeRegistration
-from ablate.experiments.records.plan_file import PlanFile, countersign, make_plan_file, plan_file_text
+from ablate.experiments.records.plan_file import PlanFile, make_plan_file, plan_file_text, registered_file
 from ablate.experiments.records.receipts import Receipt
 from ablate.experiments.records.signing import Signer, manifest_statement
 from tests.factories import make_plan, make_receipt, make_spec, spec_values
@@ -32,16 +31,15 @@ from tests.factories import make_plan, make_receipt, make_spec, spec_values
 BEGAN = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
-def make_file(**changes: Any) -> PlanFile:
-    """Return a plan file of the factories' spec; `changes` as in spec_values."""
-    text = json.dumps(spec_values(**changes))
-    return make_plan_file(make_plan(make_spec(**changes)), spec_text=text, content_type="application/json")
+def make_file(*, to_register: bool = False, **changes: Any) -> PlanFile:
+    """Return a plan file of the factories' spec; `changes` as in spec_values. Its service draws if `to_register`."""
+    spec, text = make_spec(**changes), json.dumps(spec_values(**changes))
+    return make_plan_file(make_plan(spec), spec_text=text, content_type="application/json", to_register=to_register)
 
 
-def registered(file: PlanFile, signer: Signer, registered_at: str = "2026-11-20T11:00:00.000Z") -> PlanFile:
-    """Return the plan file as a service with this key registered it."""
-    own = countersign(file, signer, registered_at=registered_at, family=Family())
-    return file.model_copy(update={"countersigned": own})
+def registered(file: PlanFile, registered_at: str = "2026-11-20T11:00:00.000Z") -> PlanFile:
+    """Return the plan file as a service registered it; its spec lists the seeds."""
+    return registered_file(file, (), Registration(registered_at=registered_at, family=Family()))
 
 
 def resealed(file: PlanFile, **changes: Any) -> PlanFile:
@@ -63,7 +61,6 @@ def make_bundle(
     for index in indices:
         attempt_no = 1 + sum(record.index == index for record in broken)
         attempt = Attempt(**names(index, node.node_id, attempt_no))
-        digests = []
         for trial in file.claimed(index, attempt_id=attempt.attempt_id, attempt_no=attempt_no).trials:
             ids = {
                 "ablation": file.ablation_id,
@@ -73,16 +70,13 @@ def make_bundle(
                 "node": node.node_id,
             }
             made = make_receipt(file.plan, index, trial.arm, ids=ids, **receipt)
-            digests.append(made.digest)
             folder = trial_folder(index, trial.position, trial.arm)
             files[f"{folder}/{RECEIPT}"] = made.model_dump_json().encode()
             files[f"{folder}/{LOG}"] = f"trial {trial.arm}: step 0 é\n".encode()
-        done = signed_attempt(file, attempt, digests, signer)
-        files[f"{block_folder(index)}/{BLOCK}"] = done.model_dump_json().encode()
+        files[f"{block_folder(index)}/{BLOCK}"] = attempt.model_dump_json().encode()
     for record in broken:
-        known = record.model_copy(update={"node_id": node.node_id})
-        broke = signed_attempt(file, known, (), signer)
-        files[f"attempts/{record.attempt_id}.json"] = broke.model_dump_json().encode()
+        own = record.model_copy(update={"node_id": node.node_id})
+        files[f"attempts/{record.attempt_id}.json"] = own.model_dump_json().encode()
     return sealed(file, files, signer)
 
 

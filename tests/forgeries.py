@@ -15,13 +15,15 @@ from typing import Any, TypeAlias
 from sqlalchemy import create_engine
 
 from ablate.experiments.analysis.guards import block_problems, order_problems
+from ablate.experiments.design.plan import seeds_of
 from ablate.experiments.documents import seal
 from ablate.experiments.errors import BundleError, PlanFileError
 from ablate.experiments.outcomes import FailureClass
-from ablate.experiments.records.bundle import Attempt, BrokenAttempt, Bundle, signed_attempt
+from ablate.experiments.records.bundle import Bundle
 from ablate.experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
 from ablate.experiments.records.bundle_reader import open_bundle
-from ablate.experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file
+from ablate.experiments.records.circumstances import REGISTERED, EarlierAblation, Family, Registration
+from ablate.experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file, registered_file
 from ablate.experiments.records.receipts import Receipt, summarise
 from ablate.experiments.records.signing import Signer
 from ablate.kernels.scan_switches import ScanFact
@@ -220,6 +222,25 @@ def _other_labels(rng: random.Random, files: Files) -> Files:
     return files
 
 
+def _other_seeds(rng: random.Random, files: Files) -> Files:
+    """Change the drawn seeds in the plan and in every receipt."""
+    file = read_plan_file(files[PLAN])
+    forged = {seed: rng.randrange(2**31) for seed in seeds_of(file.plan)}
+    blocks = tuple(block.model_copy(update={"seed": forged[block.seed]}) for block in file.plan.blocks)
+    files = _with_plan(files, resealed(file, plan=file.plan.model_copy(update={"blocks": blocks})))
+    for path in [path for path in files if path.endswith(RECEIPT)]:
+        values = _values(files, path)
+        values["seed"] = values["config"]["seed"] = forged[values["seed"]]
+        files = _with_receipt(files, path, values)
+    return files
+
+
+def _fewer_askings(_rng: random.Random, files: Files) -> Files:
+    file = read_plan_file(files[PLAN])
+    own = Registration(registered_at="2026-11-19T11:00:00.000Z", family=Family())
+    return _with_plan(files, resealed(file, registered=own))
+
+
 def _other_order(_rng: random.Random, files: Files) -> Files:
     file = read_plan_file(files[PLAN])
     blocks = (file.plan.blocks[0].model_copy(update={"order": file.plan.blocks[0].order[::-1]}), *file.plan.blocks[1:])
@@ -314,6 +335,11 @@ EDITS: dict[str, Edit] = {
     "a wider margin in the rule": _other_rule,
     "labels of the spec, in every receipt": _other_labels,
     "running order of the plan": _other_order,
+    "drawn seeds of the plan, in every receipt": _other_seeds,
+    "earlier askings in the plan's registration": _fewer_askings,
+    "registration of the plan left out": lambda _rng, files: _with_plan(
+        files, resealed(read_plan_file(files[PLAN]), registered=None)
+    ),
 }
 """By what is changed. Each draws its own place and value."""
 
@@ -327,10 +353,14 @@ def original() -> Files:
         "variants": {ARM: {"gates": {"psiv_cache": True}}, "other": {"gates": {"chunk_size": 32}}},
         "placement": {"node_class": "h200", "devices": 1},
         "labels": {"purpose": "kernels"},
+        "design__seeds": 2,
     }
+    one = EarlierAblation(ablation="abl_1", name="before", state=REGISTERED, created_at="", asked=(ARM,), words={})
+    registration = Registration(registered_at="2026-11-20T11:00:00.000Z", family=Family(earlier=(one,)))
+    file = registered_file(make_file(to_register=True, **changes), [314159, 271828], registration)
     broken = broken_attempt(1, 1, FailureClass.INVALID_MEASUREMENT, arm="other")
     made = {"environment": {"throttle": {**NOTHING_HAPPENED, "sw_power_cap": 1.5}}, "compile_s": PAUSE_S}
-    files = make_bundle(make_file(**changes), range(2), broken=[broken], **made)
+    files = make_bundle(file, range(2), broken=[broken], **made)
     for number, path in enumerate(sorted(path for path in files if path.endswith(RECEIPT))):
         files = _with_receipt(files, path, _of_own_speed(_values(files, path), 1 - number / 50))
     return signed_by(files, NODE)
@@ -344,7 +374,7 @@ def _of_own_speed(values: Values, factor: float) -> Values:
 
 
 def signed_by(files: Files, signer: Signer) -> Files:
-    """Return the files as if `signer` had written all of them."""
+    """Return the files as if the node of `signer` had written all of them."""
     files = dict(files)
     try:
         file = read_plan_file(files[PLAN])
@@ -353,20 +383,11 @@ def signed_by(files: Files, signer: Signer) -> Files:
     node = _values(files, _node_of(files))
     node["registration"]["public_key"] = signer.key
     files[_node_of(files)] = json.dumps(node).encode()
-    for path in [path for path in files if path.endswith(f"/{BLOCK}")]:
-        folder = path.removesuffix(BLOCK)
-        receipts = sorted(name for name in files if name.startswith(folder) and name.endswith(RECEIPT))
-        digests = [_values(files, name)["digest"] for name in receipts]
-        done = signed_attempt(file, Attempt.model_validate_json(files[path]), digests, signer)
-        files[path] = done.model_dump_json().encode()
-    for path in [path for path in files if path.startswith("attempts/")]:
-        broke = signed_attempt(file, BrokenAttempt.model_validate_json(files[path]), (), signer)
-        files[path] = broke.model_dump_json().encode()
     return sealed(file, files, signer)
 
 
-def with_old_signatures(files: Files) -> Files:
-    """Return the files with a fitting manifest and the signatures of before the edit, which nobody could make anew."""
+def with_old_signature(files: Files) -> Files:
+    """Return the files with a fitting manifest and its signature of before the edit, which nobody could make anew."""
     file = read_plan_file(files[PLAN])
     manifest = json.loads(sealed(file, files)[MANIFEST])
     signature = json.loads(original()[MANIFEST])["signature"]
@@ -376,7 +397,7 @@ def with_old_signatures(files: Files) -> Files:
 def forged(name: str, signer: Signer | None, seed: int = 0) -> Files:
     """Return the bundle after a drawn edit, handed in by a forger with this key."""
     files = EDITS[name](random.Random(f"{name} {seed}"), original())  # noqa: S311  # reproducible draws
-    return with_old_signatures(files) if signer is None else signed_by(files, signer)
+    return with_old_signature(files) if signer is None else signed_by(files, signer)
 
 
 def caught_by(files: Files) -> str:

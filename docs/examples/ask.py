@@ -15,7 +15,7 @@ question = {
     "workload": {"recipe": "hybrid-tiny", "steps": {"warmup": 1, "warmup_s": 0, "timed": 4, "val_rows": 2}},
     "baseline": {"gates": {"chunk_size": 32}},
     "variants": {"chunk-16": {"gates": {"chunk_size": 16}}},
-    "design": {"seeds": [1], "blocks": {"count": 2}, "order_seed": 7},
+    "design": {"blocks": {"count": 2}, "order_seed": 7},
     "placement": {"node_class": "cpu"},
     "verdict": {"primary": {"metric": "peak_allocated_gib", "margin": "1%"}},
 }

@@ -1,4 +1,4 @@
-"""Summary of one arm's trials: means, peaks and outcomes.
+"""Summary of one arm's trials: means, peaks and outcomes; and the seeds of all.
 
 A mean is over all measured trials of the blocks that count. If one trial lacks the value there is no mean: the mean of
 the others would cover other blocks than the means of the other arms.
@@ -6,15 +6,16 @@ the others would cover other blocks than the means of the other arms.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ablate.experiments.analysis.statistics import mean_of
-from ablate.experiments.analysis.verdicts import NOT_OBSERVED, ArmSummary, LargestMicroBatch, NodeMeans
+from ablate.experiments.analysis.verdicts import NOT_OBSERVED, ArmSummary, LargestMicroBatch, NodeMeans, SeedReport
 from ablate.experiments.design.arms import Arm
 from ablate.experiments.design.gate_readings import DECLARED
 from ablate.experiments.design.metrics import METRICS
 from ablate.experiments.design.plan import Plan
-from ablate.experiments.outcomes import Outcome
+from ablate.experiments.outcomes import Outcome, SeedOrigin
+from ablate.experiments.records.circumstances import Circumstances
 from ablate.experiments.records.receipts import Receipt, read_metric
 
 
@@ -112,3 +113,12 @@ def gates_live(receipts: Sequence[Receipt]) -> str:
     apart = [f"{NOT_OBSERVED}: {', '.join(unseen)}"] if unseen and live else []
     counts = [f"{sum(is_live for _, is_live in live)}/{len(live)}"] if live else []
     return ", ".join([*counts, *([f"not live: {idle}"] if idle else []), *short, *apart]) or "none was seen"
+
+
+def seed_report(plan: Plan, receipts: Sequence[Receipt], circumstances: Circumstances) -> SeedReport:
+    """Return the seeds of the trials with receipts, and how they came about."""
+    ran, carried = {receipt.ids.block_index for receipt in receipts}, circumstances.carried
+    used = dict.fromkeys(block.seed for block in plan.blocks if block.index in ran)
+    unregistered = carried is not None and carried.registered_at is None
+    drawn: Literal["drawn", "unregistered"] = "unregistered" if unregistered else "drawn"
+    return SeedReport(origin="chosen" if plan.seeds is SeedOrigin.CHOSEN else drawn, used=tuple(used))

@@ -21,7 +21,7 @@ from ablate.experiments.analysis.answer import (
     with_broken_requirements,
     word_of,
 )
-from ablate.experiments.analysis.arm_summary import gates_live, largest_micro_batch, summarise_arm
+from ablate.experiments.analysis.arm_summary import gates_live, largest_micro_batch, seed_report, summarise_arm
 from ablate.experiments.analysis.comparing import (
     Dependence,
     Levels,
@@ -144,6 +144,7 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
         "blocks_planned": len(plan.blocks),
         "blocks_counted": len(whole.blocks),
         "node_class": plan.node_class,
+        "seeds": seed_report(plan, receipts, circumstances),
         "baseline": plan.baseline.name,
         "variants": tuple(judge_one(one, changed or one.exclusion, comparisons) for one in evidence),
         "arms": {arm.name: summarise_arm(whole.of(arm.name)) for arm in plan.arms},

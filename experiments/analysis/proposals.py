@@ -4,7 +4,6 @@ The incumbent is the baseline of the spec that opened the session, until a propo
 variant. The level of a proposal is a part of its spec, so it is fixed and hashed before the first sample.
 """
 
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,10 +29,6 @@ _OUTCOMES = {
     Decision.INCONCLUSIVE: ProposalOutcome.UNDECIDED,
     Decision.INVALID: ProposalOutcome.UNDECIDED,
 }
-
-_RANDOM = secrets.SystemRandom()
-_SEEDS = 2**31
-"""Seeds below it suit every library. Two proposals share one with a chance of at most two in a million."""
 
 NOTE = "note"
 """Label of a proposal with its author's own words about the change."""
@@ -147,17 +142,20 @@ def _text(value: Any) -> str:
 def proposed(
     body: bytes, content_type: str, spec: AblationSpec, session: str, *, number: int, kept: tuple[int, ...]
 ) -> tuple[bytes, AblationSpec]:
-    """Return proposal `number` of `session`, made of `spec` from `body`, with its level and own seeds: YAML, spec."""
+    """Return proposal `number` of `session`, made of `spec` from `body`, with its level: YAML, spec.
+
+    A metric that is judged over seeds gets new ones in every proposal, drawn after it came.
+    """
     values = load_values(body, content_type)
     if _needs_own_seeds(spec):
-        values["design"]["seeds"] = sorted(_RANDOM.sample(range(_SEEDS), len(spec.design.seeds)))
+        values["design"]["seeds"] = spec.design.num_seeds
     level = SessionLevel(name=session, proposal=number, kept=kept, level=session_level(number, kept))
     values["verdict"]["session"] = level.model_dump(mode="json")
     return spec_yaml(values), spec_of(values)
 
 
 def _needs_own_seeds(spec: AblationSpec) -> bool:
-    """Return whether the deciding metric is judged over seeds, so that each proposal gets its own, drawn after it came.
+    """Return whether the deciding metric is judged over seeds, so that a proposal may not choose them.
 
     The luck of a seed is the same whenever it is used: a change that was chosen by one proposal's seeds, or by seeds
     that can be foreseen, would be tested on its own choice.

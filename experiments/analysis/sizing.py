@@ -58,7 +58,7 @@ def plan_spec(
     """
     if not spec.design.blocks.auto:
         return PlannedSpec(body, content_type, spec, make_plan(spec))
-    values, seeds = load_values(body, content_type), len(spec.design.seeds)
+    values, seeds = load_values(body, content_type), spec.design.num_seeds
     spec = _with_looks(values, max(MIN_BLOCKS, 2 * seeds))  # enough to plan its arms
     events = blocks_for_rarest_event(spec)
     if events is not None and events > spec.design.blocks.number:
@@ -102,7 +102,7 @@ def _fixed_number(spec: AblationSpec) -> tuple[int, str] | None:
         hint = "give a number, such as {count: 12} with seeds: 12; the verdict says how many seeds would answer"
         raise SpecError([SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)])
     if spec.verdict.primary.exact:
-        return max(MIN_EXACT_BLOCKS, 2 * len(spec.design.seeds)), "every seed runs twice, to prove the metric exact"
+        return max(MIN_EXACT_BLOCKS, 2 * spec.design.num_seeds), "every seed runs twice, to prove the metric exact"
     return None
 
 
@@ -121,7 +121,7 @@ def _number(spec: AblationSpec, sizing: Sizing | None) -> tuple[int, str]:
         detail = f"no allowed number of blocks proves {beyond}: {noise_of(spec, sizing)}"
         raise SpecError([SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=FEWER_BLOCKS)])
     of_losses = any(one.not_worse_by and one.metric in LOSS_METRICS for one in spec.verdict.require)
-    seeds = len(spec.design.seeds) if of_losses else 0
+    seeds = spec.design.num_seeds if of_losses else 0
     noise = f"sd of d at most {sizing.sd_upper_pct:.2f} % ({sizing.calibration})"
     beyond = f"beyond the margin of {spec.verdict.primary.margin_pct:g} %"
     events = blocks_for_rarest_event(spec)

@@ -373,6 +373,15 @@ class ArmSummary(Frozen):
     """By name of the node, if several nodes ran trials; the means above are then over nodes of unequal speed."""
 
 
+class SeedReport(Frozen):
+    """The seeds of the trials behind a verdict."""
+
+    origin: Literal["chosen", "drawn", "unregistered"]
+    """Listed by the spec; drawn after the spec was fixed; or drawn for a plan that no service registered."""
+    used: tuple[int, ...]
+    """In the order of their blocks, of blocks with receipts."""
+
+
 class Verdict(Frozen):
     """The answer of an ablation."""
 
@@ -385,6 +394,7 @@ class Verdict(Frozen):
     blocks_planned: int
     blocks_counted: int
     node_class: str
+    seeds: SeedReport
     baseline: str
     variants: tuple[VariantVerdict, ...]
     arms: Mapping[str, ArmSummary]

@@ -4,10 +4,13 @@ A question is one variant against its baseline: the content of both arms, in eit
 node class. Names of ablations, recipes and arms, other arms beside them, seeds, numbers of blocks and steps, margins,
 limits and labels do not change the question, nor do sizes that both arms share (micro-batch, threads, and row lengths
 up to the nearest power of two), nor does a metric that follows from the same number.
+
+A spec with a number of seeds gives a plan without them. They are drawn once, when the spec can no longer change.
 """
 
 import math
 import random
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, count
@@ -39,7 +42,7 @@ from ablate.experiments.digest import digest
 from ablate.experiments.documents import Frozen
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.node_classes import NODE_CLASSES
-from ablate.experiments.outcomes import CONTROL, VARIANT
+from ablate.experiments.outcomes import CONTROL, VARIANT, SeedOrigin
 from ablate.kernels.backends import NodeClass
 
 Item = TypeVar("Item")
@@ -49,12 +52,18 @@ MIN_POINTS = 3
 """Fewest validations of a curve: the error between two of them is estimated from three."""
 
 
+_RANDOM = secrets.SystemRandom()
+_DRAWN_BELOW = 2**31
+"""Seeds below it suit every library. Two ablations share one with a chance of at most two in a million."""
+
+
 class BlockPlan(Frozen):
     """The arms of one block in running order."""
 
     index: int
     """From 0; people see `block_number(index)`."""
     seed: int
+    """Before the seeds are drawn, the number of its seed, from 1."""
     order: tuple[str, ...]
     """Arm names, each exactly once."""
 
@@ -76,6 +85,7 @@ class Plan(Frozen):
     """Whether trials of the built-in model run one more step under torch's profiler; arms of commands say it."""
     arms: tuple[Arm, ...]
     """Baseline first."""
+    seeds: SeedOrigin
     blocks: tuple[BlockPlan, ...]
     mde_pct_per_sd_pct: float | None
     """Detectable effect in percent per percent of sd of the paired difference: 80 % power at the level of a first
@@ -167,6 +177,7 @@ def _plan(spec: AblationSpec, arms: tuple[Arm, ...]) -> Plan:
         cold_caches=spec.metric.cold,
         profile=spec.workload.profile and spec.workload.recipe in RECIPES,
         arms=arms,
+        seeds=SeedOrigin.TO_BE_DRAWN if spec.design.chosen_seeds is None else SeedOrigin.CHOSEN,
         blocks=plan_blocks(spec, [arm.name for arm in arms]),
         mde_pct_per_sd_pct=_detectable_per_sd(spec, variants=len(arms) - 1),
         expected_device_minutes=None,
@@ -202,12 +213,44 @@ def _detectable_per_sd(spec: AblationSpec, *, variants: int) -> float | None:
 
 
 def plan_blocks(spec: AblationSpec, arms: Sequence[str]) -> tuple[BlockPlan, ...]:
-    """Return the blocks of `spec` with these arms: seeds in turn, balanced orders."""
-    seeds = spec.design.seeds
+    """Return the blocks of `spec` with these arms: chosen seeds or their numbers in turn, balanced orders."""
+    seeds = spec.design.chosen_seeds or range(1, spec.design.num_seeds + 1)
     running = orders(arms, blocks=spec.design.blocks.number, seed=spec.design.order_seed)
     return tuple(
         BlockPlan(index=index, seed=seeds[index % len(seeds)], order=order) for index, order in enumerate(running)
     )
+
+
+def draw_seeds(plan: Plan) -> Plan:
+    """Return the plan with seeds that nobody could foresee; unchanged if it has its seeds."""
+    if plan.seeds is not SeedOrigin.TO_BE_DRAWN:
+        return plan
+    return with_drawn(plan, _RANDOM.sample(range(_DRAWN_BELOW), len(seeds_of(plan))))
+
+
+def with_drawn(plan: Plan, seeds: Sequence[int]) -> Plan:
+    """Return a plan whose seeds were to be drawn with these."""
+    return plan.model_copy(update={"seeds": SeedOrigin.DRAWN, "blocks": _seeded(plan.blocks, seeds)})
+
+
+def _seeded(blocks: Iterable[BlockPlan], seeds: Sequence[int]) -> tuple[BlockPlan, ...]:
+    return tuple(block.model_copy(update={"seed": seeds[block.seed - 1]}) for block in blocks)
+
+
+def seeds_of(plan: Plan) -> tuple[int, ...]:
+    """Return the distinct seeds of a plan in the order of their first blocks."""
+    return tuple(dict.fromkeys(block.seed for block in plan.blocks))
+
+
+def block_difference(spec: AblationSpec, plan: Plan) -> str | None:
+    """Return how the blocks of `plan` are not those of `spec`; None if they are, with any drawn seeds."""
+    if (plan.seeds is SeedOrigin.CHOSEN) != (spec.design.chosen_seeds is not None):
+        own_seeds = "lists them" if spec.design.chosen_seeds else "has their number"
+        return f"the seeds are {plan.seeds}, and the spec {own_seeds}"
+    own = plan_blocks(spec, [arm.name for arm in plan.arms])
+    if plan.seeds is SeedOrigin.DRAWN and len(seeds_of(plan)) == min(spec.design.num_seeds, len(own)):
+        own = _seeded(own, seeds_of(plan))
+    return None if own == plan.blocks else "blocks have other seeds or another order"
 
 
 def orders(arms: Sequence[str], *, blocks: int, seed: int) -> list[tuple[str, ...]]:
@@ -328,7 +371,7 @@ def _compile_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecP
 
 def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find numbers of blocks that are too small for the primary metric."""
-    primary, blocks, seeds = spec.verdict.primary, spec.design.blocks.schedule[0], len(spec.design.seeds)
+    primary, blocks, seeds = spec.verdict.primary, spec.design.blocks.schedule[0], spec.design.num_seeds
     speed = next(
         (one.metric for one in spec.verdict.require if one.not_worse_by and one.metric in WINDOW_METRICS), None
     )
@@ -355,7 +398,7 @@ def _event_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         detail = f"'{primary.metric}' decides by its value, and no number of runs bounds what rare events do to it"
         yield SpecProblem(pointer=where, detail=detail, hint="leave rarest_event out")
         return
-    runs = len(spec.design.seeds) if primary.over_seeds else spec.design.blocks.number
+    runs = spec.design.num_seeds if primary.over_seeds else spec.design.blocks.number
     most, unit = (MAX_SEEDS, "seeds") if primary.over_seeds else (MAX_BLOCKS, "blocks")
     if runs >= needed:
         return
@@ -378,19 +421,19 @@ def _seed_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         )
     declared = [primary.metric, *(one.metric for one in spec.verdict.require)]
     named = next((name for name in declared if name not in METRICS or name in CURVE_METRICS), None)
-    blocks, seeds = spec.design.blocks.number, len(spec.design.seeds)
+    blocks, seeds = spec.design.blocks.number, spec.design.num_seeds
     if named is None or seeds >= blocks or spec.purpose == "calibration":
         return
     detail = (
         f"'{named}' is judged over seeds, so every block needs a seed of its own; given: {seeds} seeds for {blocks} "
     )
-    hint = f"list {blocks} seeds" if blocks <= MAX_SEEDS else f"use at most {MAX_SEEDS} blocks, with as many seeds"
+    hint = f"use seeds: {blocks}" if blocks <= MAX_SEEDS else f"use at most {MAX_SEEDS} blocks, with as many seeds"
     yield SpecProblem(pointer=pointer("design", "seeds"), detail=f"{detail}blocks", hint=hint)
 
 
 def _seeds_used(spec: AblationSpec) -> int:
     """Return the number of seeds in the blocks of the first look."""
-    return min(spec.design.blocks.schedule[0], len(spec.design.seeds))
+    return min(spec.design.blocks.schedule[0], spec.design.num_seeds)
 
 
 def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:

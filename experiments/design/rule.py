@@ -218,7 +218,7 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         "require": [_required(spec, requirement) for requirement in spec.verdict.require],
         "blocks": spec.design.blocks.number,
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
-        "seeds": list(spec.design.seeds),
+        "seeds": list(spec.design.chosen_seeds or ()) or f"{spec.design.num_seeds}, drawn after the spec was fixed",
         "estimator": estimator_of(primary.metric, spec.workload.steps.slice) | _validated(spec.workload.steps),
         "comparison": _comparison(primary) | _additions(spec),
         "guards": _guard_limits(spec),

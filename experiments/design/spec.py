@@ -9,13 +9,17 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
+    GetPydanticSchema,
     ModelWrapValidatorHandler,
     PlainSerializer,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -94,6 +98,33 @@ def _or_auto(schema: dict[str, Any]) -> None:
 def _or_a_number(schema: dict[str, Any]) -> None:
     several = {name: schema.pop(name) for name in ("type", "items", "minItems", "maxItems")}
     schema["anyOf"] = [several | {"uniqueItems": True}, {"type": "integer", "minimum": 1, "maximum": MAX_SEEDS}]
+
+
+def _distinct(value: tuple[int, ...]) -> tuple[int, ...]:
+    twice = next((seed for seed in value if value.count(seed) > 1), None)
+    if twice is not None:
+        raise refuse(f"seed {twice} is listed more than once", "list each seed once; blocks cycle through them")
+    return value
+
+
+def _number_or(value: object, read: ValidatorFunctionWrapHandler) -> object:
+    """Return a number of seeds as it is, and read a list."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return read(value)
+    if not 1 <= value <= MAX_SEEDS:
+        raise refuse(f"{value} seeds; allowed: 1 to {MAX_SEEDS}, or a list of seeds")
+    return value
+
+
+_Listed = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=2**53 - 1)], ...],
+    Field(strict=False, min_length=1, max_length=MAX_SEEDS),
+    AfterValidator(_distinct),
+    WrapValidator(_number_or),
+    PlainSerializer(lambda value: value),
+]
+Seeds = Annotated[tuple[int, ...] | int, GetPydanticSchema(lambda _source, handler: handler(_Listed))]
+"""A list of seeds, or their number. The problems of a union would name its parts, which no user wrote."""
 
 
 def _whole_schema(schema: dict[str, Any]) -> None:
@@ -178,12 +209,10 @@ class Blocks(SpecPart):
 class Design(SpecPart):
     """Seeds, number of blocks and the seed of the running order."""
 
-    seeds: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=2**53 - 1)], ...],
-        Field(strict=False, min_length=1, max_length=MAX_SEEDS),
-    ] = Field(
-        default=(1,),
-        description="Training seeds, or their number N for the seeds 1 to N; blocks cycle through them.",
+    seeds: Seeds = Field(
+        default=1,
+        description="Number of training seeds, which are drawn after the spec is fixed, or a list of chosen ones; "
+        "blocks cycle through them.",
         json_schema_extra=_or_a_number,
     )
     blocks: Blocks = Field(
@@ -197,23 +226,15 @@ class Design(SpecPart):
         description="Run although the measured noise hides the effect at which a variant is adopted.",
     )
 
-    @field_validator("seeds", mode="before")
-    @classmethod
-    def _numbered(cls, value: object) -> object:
-        """Return the seeds 1 to `value` for a number."""
-        if isinstance(value, bool) or not isinstance(value, int):
-            return value
-        if not 1 <= value <= MAX_SEEDS:
-            raise refuse(f"{value} seeds; allowed: 1 to {MAX_SEEDS}, or a list of seeds")
-        return tuple(range(1, value + 1))
+    @property
+    def num_seeds(self) -> int:
+        """Number of seeds, listed or to be drawn."""
+        return self.seeds if isinstance(self.seeds, int) else len(self.seeds)
 
-    @field_validator("seeds")
-    @classmethod
-    def _distinct(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        twice = next((seed for seed in value if value.count(seed) > 1), None)
-        if twice is not None:
-            raise refuse(f"seed {twice} is listed more than once", "list each seed once; blocks cycle through them")
-        return value
+    @property
+    def chosen_seeds(self) -> tuple[int, ...] | None:
+        """The seeds that the spec lists; None if they are drawn."""
+        return None if isinstance(self.seeds, int) else self.seeds
 
 
 _DEVICES = sorted({number for entry in NODE_CLASSES.values() for number in entry.offers})

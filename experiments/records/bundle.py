@@ -7,12 +7,13 @@
     blocks/<number>/<place>-<arm>/     receipt.json and log.txt of one trial
     attempts/<attempt id>.json         a broken attempt at a block
 
+A bundle is of one node, which signs the manifest. Several bundles of one plan are joined at their import.
 The folder `work` beside them belongs to a running `ablate offline exec` and is not part of the bundle.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
@@ -26,11 +27,11 @@ from ablate.experiments.records.circumstances import AttemptRecord, BlockSigner
 from ablate.experiments.records.messages import NodeRegistration
 from ablate.experiments.records.plan_file import PlanFile
 from ablate.experiments.records.receipts import Receipt
-from ablate.experiments.records.signing import Signature, Signer, block_statement
+from ablate.experiments.records.signing import Signature
 from ablate.experiments.retries import Break, may_retry
 
 KIND: Literal["ablate bundle"] = "ablate bundle"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _AttemptId = Annotated[str, Field(pattern=id_pattern("att"))]
 _NodeId = Annotated[str, Field(pattern=id_pattern("nod"))]
@@ -55,7 +56,7 @@ class Manifest(Frozen):
     digest: str
     """Of everything above; identifies the bundle."""
     signature: Signature | None = None
-    """Of the node that wrote the bundle last; None if it could not sign."""
+    """Of the node that wrote the bundle; None if it could not sign."""
 
 
 class NodeRecord(Frozen):
@@ -76,16 +77,11 @@ class Attempt(Frozen):
     node_id: _NodeId
     started_at: AwareDatetime
     ended_at: AwareDatetime
-    signature: Signature | None = None
-    """Of the node, over `attempt_statement`; None if it could not sign."""
 
     @property
     def seconds(self) -> float:
         """Wall seconds from start to end."""
         return (self.ended_at - self.started_at).total_seconds()
-
-
-SomeAttempt = TypeVar("SomeAttempt", bound=Attempt)
 
 
 class BrokenAttempt(Attempt):
@@ -105,30 +101,6 @@ class BrokenAttempt(Attempt):
 def breaks(broken: Sequence[BrokenAttempt]) -> tuple[Break, ...]:
     """Return the attempts for the rule of retries."""
     return tuple(record.as_break for record in broken)
-
-
-def attempt_statement(
-    file: PlanFile, attempt: Attempt, receipts: Sequence[str] = (), *, numbered: bool = True
-) -> bytes:
-    """Return the statement that the node signs: ids and number, digests of the block's receipts, or why it broke.
-
-    Earlier programs signed without the number.
-    """
-    ids = {
-        "ablation": file.ablation_id,
-        "block": file.blocks[attempt.index].block_id,
-        "attempt": attempt.attempt_id,
-    }
-    broke = attempt.model_dump(mode="json", exclude=set(Attempt.model_fields))
-    return block_statement(ids, receipts, broke or None, number=attempt.attempt_no if numbered else None)
-
-
-def signed_attempt(file: PlanFile, attempt: SomeAttempt, receipts: Sequence[str], signer: Signer | None) -> SomeAttempt:
-    """Return the attempt with its node's signature; unchanged without a signer."""
-    if signer is None:
-        return attempt
-    statement = attempt_statement(file, attempt, receipts)
-    return attempt.model_copy(update={"signature": signer.sign(statement, version=2)})
 
 
 def used_up_by(broken: Sequence[BrokenAttempt], index: int) -> BrokenAttempt | None:
@@ -167,27 +139,30 @@ class Bundle:
     blocks: tuple[BundledBlock, ...]
     """By index."""
     broken: tuple[BrokenAttempt, ...]
-    keys: frozenset[str]
-    """Keys of all signatures in it."""
-    unsigned: tuple[str, ...]
-    """Files without a signature, `manifest.json` included."""
+    signed_as: Mapping[str, str]
+    """Keys of the signed manifests, by the ids of their nodes."""
+    is_signed: bool
+    """Whether every manifest is signed."""
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Keys of all signatures in it."""
+        return frozenset(self.signed_as.values())
 
     @property
     def signers(self) -> tuple[BlockSigner, ...]:
-        """Nodes and keys that signed the finished blocks."""
-        signed: dict[tuple[str, str | None], list[int]] = {}
+        """Nodes and keys that signed for the finished blocks."""
+        blocks: dict[str, list[int]] = {}
         for block in self.blocks:
-            node, signature = self.nodes[block.attempt.node_id], block.attempt.signature
-            key = None if signature is None else signature.key
-            signed.setdefault((node.node_id, key), []).append(block.attempt.index)
+            blocks.setdefault(block.attempt.node_id, []).append(block.attempt.index)
         return tuple(
-            BlockSigner(node=node, name=self.nodes[node].name, key=key, blocks=tuple(own))
-            for (node, key), own in signed.items()
+            BlockSigner(node=node, name=self.nodes[node].name, key=self.signed_as.get(node), blocks=tuple(own))
+            for node, own in blocks.items()
         )
 
     @property
     def signed_by(self) -> dict[int, str]:
-        """Keys that signed the finished blocks, by index; unsigned ones are absent."""
+        """Keys that signed for the finished blocks, by index; unsigned ones are absent."""
         return {index: signer.key for signer in self.signers if signer.key is not None for index in signer.blocks}
 
     @property
@@ -248,6 +223,6 @@ def join_bundles(bundles: Sequence[Bundle]) -> Bundle:
         nodes={key: node for bundle in bundles for key, node in bundle.nodes.items()},
         blocks=tuple(blocks[index] for index in sorted(blocks)),
         broken=tuple(record for bundle in bundles for record in bundle.broken),
-        keys=frozenset(key for bundle in bundles for key in bundle.keys),
-        unsigned=tuple(path for bundle in bundles for path in bundle.unsigned),
+        signed_as={node: key for bundle in bundles for node, key in bundle.signed_as.items()},
+        is_signed=all(bundle.is_signed for bundle in bundles),
     )

@@ -3,11 +3,11 @@
 Bundles of release 0.1 verify by their digests and signatures (`earlier_release`), and nothing here judges them.
 
 A node could sign anything, and write all its records alike. The reader finds statements that only some of them make.
+The signature of the manifest covers every file by its digest.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -17,7 +17,6 @@ from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.digest import digest_bytes
 from ablate.experiments.documents import Frozen, first_problem, seal_problem
 from ablate.experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
-from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.bundle import (
     SCHEMA_VERSION,
     Attempt,
@@ -27,63 +26,44 @@ from ablate.experiments.records.bundle import (
     BundledTrial,
     Manifest,
     NodeRecord,
-    attempt_statement,
     block_folder,
     trial_folder,
 )
 from ablate.experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
-from ablate.experiments.records.earlier_release import LAST_BUNDLE, RELEASE, EarlierBundle, check_earlier, is_earlier
+from ablate.experiments.records.earlier_release import LAST_BUNDLE, RELEASE, EarlierBundle, earlier_problems, is_earlier
 from ablate.experiments.records.identity import claimed_fields, mismatches
-from ablate.experiments.records.plan_file import PlanFile, countersignature_problem, read_plan_file
+from ablate.experiments.records.plan_file import PlanFile, read_plan_file
 from ablate.experiments.records.receipt_check import verify
 from ablate.experiments.records.receipt_clocks import slice_problems
 from ablate.experiments.records.receipts import Receipt, held_by
-from ablate.experiments.records.signing import Signature, manifest_statement, signature_problem
+from ablate.experiments.records.signing import manifest_statement, signature_problem
 
 _Model = TypeVar("_Model", bound=Frozen)
-_KILLED = (FailureClass.INFRA_NODE, FailureClass.PREEMPTED)
-"""Failure classes of an attempt whose run was killed; earlier programs wrote the second."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SignedRecord:
-    """A signed part of a bundle besides the manifest."""
-
-    path: str
-    attempt: Attempt
-    receipts: tuple[str, ...] = ()
-    """Digests, in running order."""
-
-
-def open_bundle(files: Mapping[str, bytes], *, can_verify: bool = True) -> Bundle:
-    """Verify the bundle of `files` (by path). Raises BundleError, which lists all bad files.
-
-    Where the library is missing, `can_verify` is False, and the countersignature of the plan is not verified.
-    """
+def open_bundle(files: Mapping[str, bytes]) -> Bundle:
+    """Verify the bundle of `files` (by path). Raises BundleError, which lists all bad files."""
     manifest = read_manifest(files)
     _refuse(_manifest_problems(manifest, files))
     plan_file = _plan_file(manifest, files)
-    if can_verify and (problem := countersignature_problem(plan_file)) is not None:
-        _refuse([SpecProblem(pointer=PLAN, detail=problem)])
-    nodes = {node.node_id: node for _, node in _nodes(files)}
+    nodes = read_nodes(files)
     broken = dict(_read_all(BrokenAttempt, files, lambda path: path.startswith("attempts/")))
     finished = dict(_read_all(Attempt, files, lambda path: path.startswith("blocks/") and path.endswith(f"/{BLOCK}")))
     _refuse(_attempt_problems({**finished, **broken}, plan_file, nodes))
     reader = _BlockReader(plan_file, files)
     blocks = {path: reader.block(path, record) for path, record in finished.items()}
     _refuse([*reader.problems, *_unexpected_files(files, reader.paths)])
-    records = _signed_records(blocks, broken)
-    signatures = _signature_problems(manifest, records, nodes, plan_file)
-    _refuse([*signatures, *_consistency_problems(blocks, list(broken.values()), nodes)])
-    signed = (manifest.signature, *(record.attempt.signature for record in records))
+    signed, consistent = signature_problems(manifest, nodes.values()), _consistency_problems(blocks, broken, nodes)
+    _refuse([*signed, *consistent])
+    signature = manifest.signature
     return Bundle(
         digests=(manifest.digest,),
         plan_file=plan_file,
         nodes=nodes,
         blocks=tuple(sorted(blocks.values(), key=lambda block: block.attempt.index)),
         broken=tuple(sorted(broken.values(), key=lambda record: (record.index, record.attempt_no))),
-        keys=frozenset(signature.key for signature in signed if signature is not None),
-        unsigned=_unsigned_files(manifest, records),
+        signed_as={} if signature is None else dict.fromkeys(nodes, signature.key),
+        is_signed=signature is not None,
     )
 
 
@@ -92,21 +72,8 @@ def verify_bundle(files: Mapping[str, bytes]) -> Bundle | EarlierBundle:
     manifest = read_manifest(files)
     if not is_earlier(manifest.schema_version, LAST_BUNDLE):
         return open_bundle(files)
-    problems, bundle = check_earlier(manifest, files)
-    _refuse([*_file_problems(manifest, files), *problems])
-    return bundle
-
-
-def _signed_records(blocks: Mapping[str, BundledBlock], broken: Mapping[str, BrokenAttempt]) -> list[_SignedRecord]:
-    return [
-        *(
-            _SignedRecord(
-                path=path, attempt=block.attempt, receipts=tuple(trial.receipt.digest for trial in block.trials)
-            )
-            for path, block in blocks.items()
-        ),
-        *(_SignedRecord(path=path, attempt=attempt) for path, attempt in broken.items()),
-    ]
+    _refuse([*_file_problems(manifest, files), *earlier_problems(manifest, files)])
+    return EarlierBundle(key=None if manifest.signature is None else manifest.signature.key)
 
 
 def read_manifest(files: Mapping[str, bytes]) -> Manifest:
@@ -114,13 +81,10 @@ def read_manifest(files: Mapping[str, bytes]) -> Manifest:
     return _read(Manifest, files, MANIFEST)
 
 
-def node_keys(files: Mapping[str, bytes]) -> frozenset[str | None]:
-    """Return the keys of the nodes that a bundle describes. Raises BundleError."""
-    return frozenset(node.registration.public_key for _, node in _nodes(files))
-
-
-def _nodes(files: Mapping[str, bytes]) -> Iterator[tuple[str, NodeRecord]]:
-    return _read_all(NodeRecord, files, lambda path: path.startswith("nodes/"))
+def read_nodes(files: Mapping[str, bytes]) -> dict[str, NodeRecord]:
+    """Return the nodes that a bundle describes, by id. Raises BundleError."""
+    records = _read_all(NodeRecord, files, lambda path: path.startswith("nodes/"))
+    return {node.node_id: node for _, node in records}
 
 
 def altered_files(manifest: Manifest, files: Mapping[str, bytes]) -> list[SpecProblem]:
@@ -298,10 +262,10 @@ def _unexpected_files(files: Mapping[str, bytes], paths: set[str]) -> list[SpecP
 
 
 def _consistency_problems(
-    blocks: Mapping[str, BundledBlock], broken: Sequence[BrokenAttempt], nodes: Mapping[str, NodeRecord]
+    blocks: Mapping[str, BundledBlock], broken: Mapping[str, BrokenAttempt], nodes: Mapping[str, NodeRecord]
 ) -> list[SpecProblem]:
     """Find contradictions of receipts to their node, and of attempts to each other."""
-    problems = list(_number_problems([block.attempt for block in blocks.values()], broken))
+    problems = list(_number_problems([block.attempt for block in blocks.values()], [*broken.values()]))
     for path, block in blocks.items():
         details = [
             *_node_problems(block, nodes[block.attempt.node_id]),
@@ -339,47 +303,17 @@ def _number_problems(finished: Sequence[Attempt], broken: Sequence[BrokenAttempt
             yield SpecProblem(pointer=f"{block_folder(index)}/{BLOCK}", detail=detail)
 
 
-def _signature_problems(
-    manifest: Manifest, records: Sequence[_SignedRecord], nodes: Mapping[str, NodeRecord], file: PlanFile
-) -> list[SpecProblem]:
-    """Find signatures that do not fit, or are not by the node that ran the block."""
-    keys = {node.registration.public_key for node in nodes.values()}
-    problems = [SpecProblem(pointer=MANIFEST, detail=detail) for detail in _of_manifest(manifest, keys)]
-    for record in records:
-        signature = record.attempt.signature
-        numbered = signature is not None and signature.numbered
-        statement = attempt_statement(file, record.attempt, record.receipts, numbered=numbered)
-        details = _of_record(record, nodes[record.attempt.node_id], keys, statement)
-        problems += [SpecProblem(pointer=record.path, detail=detail) for detail in details]
-    return problems
-
-
-def _of_manifest(manifest: Manifest, keys: Set[str | None]) -> Iterator[str]:
-    signature = manifest.signature
-    if signature is not None and signature.key not in keys:
-        yield f"is signed by {signature.key}, which is the key of no node in this bundle"
-    else:
-        yield from _unfit(signature, manifest_statement(manifest.digest))
-
-
-def _of_record(record: _SignedRecord, node: NodeRecord, keys: Set[str | None], statement: bytes) -> Iterator[str]:
-    """Check one record. Another node that continues the bundle may sign the record of a killed attempt."""
-    attempt, key = record.attempt, node.registration.public_key
-    signed_by = None if attempt.signature is None else attempt.signature.key
-    killed = isinstance(attempt, BrokenAttempt) and attempt.failure_class in _KILLED
-    if signed_by != key and not (killed and signed_by is not None and signed_by in keys):
-        yield f"is signed by {signed_by or 'nobody'}; the key of node {node.node_id} is {key or 'none'}"
-    else:
-        yield from _unfit(attempt.signature, statement)
-
-
-def _unfit(signature: Signature | None, statement: bytes) -> Iterator[str]:
-    problem = None if signature is None else signature_problem(signature, statement)
-    if problem is not None:
-        yield f"its signature {problem}"
-
-
-def _unsigned_files(manifest: Manifest, records: Sequence[_SignedRecord]) -> tuple[str, ...]:
-    """Return the files without the signature that they could have."""
-    whole = () if manifest.signature is not None else (MANIFEST,)
-    return (*whole, *(record.path for record in records if record.attempt.signature is None))
+def signature_problems(manifest: Manifest, nodes: Iterable[NodeRecord]) -> Iterator[SpecProblem]:
+    """Find a signature that does not fit, or is not by the one node of the bundle."""
+    signature, keys = manifest.signature, {node.registration.public_key for node in nodes}
+    if len(keys) > 1:
+        named = ", ".join(sorted(str(key or "no key") for key in keys))
+        detail = f"describes nodes with {named}; a bundle is of one node, and those of several are imported together"
+        yield SpecProblem(pointer=MANIFEST, detail=detail)
+    elif signature is not None and signature.key not in keys:
+        detail = f"is signed by {signature.key}, which is the key of no node in this bundle"
+        yield SpecProblem(pointer=MANIFEST, detail=detail)
+    elif signature is not None:
+        problem = signature_problem(signature, manifest_statement(manifest.digest))
+        if problem is not None:
+            yield SpecProblem(pointer=MANIFEST, detail=f"its signature {problem}")

@@ -11,7 +11,7 @@ from pydantic import Field
 from ablate.experiments.documents import Frozen
 from ablate.experiments.outcomes import AblationState, FailureClass
 from ablate.experiments.records.calibration import Calibration, Ledger
-from ablate.experiments.records.signing import PublicKey, Signature
+from ablate.experiments.records.signing import PublicKey
 from ablate.model.measurements import OmitNone
 
 
@@ -84,7 +84,7 @@ class Admission(Frozen):
 
 
 class BlockSigner(Frozen):
-    """Node that ran some blocks, and the key that it signed them with."""
+    """Node that ran some blocks, and the key that it signed with for them."""
 
     node: str
     """Id of the node."""
@@ -95,24 +95,25 @@ class BlockSigner(Frozen):
     """Indices in the plan, from 0."""
 
 
-class Countersignature(Frozen):
-    """A service's proof that it counted the questions of a plan before the plan was carried away."""
+class Registration(Frozen):
+    """A service's entry in a plan: it counted the questions, and drew the seeds, before the plan was carried away.
+
+    Its service has the digest of the whole plan and compares it. Nobody else can.
+    """
 
     registered_at: str
     """RFC 3339 UTC."""
     family: Family
     """Earlier askings of these questions."""
-    signature: Signature
-    """Of the service, over `ablate.experiments.records.plan_file.countersigned_statement`."""
 
 
 class CarriedPlan(Frozen):
     """Whether a service counted the questions of a plan that ran without one, before it ran."""
 
-    registered_by: PublicKey | None
-    """Key of the service; None: nobody registered the plan, so nobody knows how often it was asked."""
     registered_at: str | None
-    """RFC 3339 UTC."""
+    """RFC 3339 UTC. None: nobody registered the plan, so nobody knows how often it was asked or its seeds drawn."""
+    compared: bool
+    """Whether the service compared the plan with the one that it registered; else the plan itself says so."""
 
 
 class Circumstances(Frozen):
@@ -123,8 +124,6 @@ class Circumstances(Frozen):
     admission: Admission = Admission()
     signers: tuple[BlockSigner, ...] = ()
     """Of all finished blocks."""
-    unsigned: tuple[str, ...] = Field(default=(), exclude_if=lambda files: not files)
-    """Files of imported bundles without the signature that they could have."""
     carried: OmitNone[CarriedPlan] = None
     """Of a plan with a question that ran without a service."""
     not_run: OmitNone[str] = None

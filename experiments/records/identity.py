@@ -14,9 +14,9 @@ from ablate.experiments.design.arms import Arm, TrialConfig
 from ablate.experiments.design.plan import Plan
 from ablate.experiments.documents import Frozen
 from ablate.experiments.ids import id_pattern, new_ids
-from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.outcomes import FailureClass, SeedOrigin
 from ablate.experiments.records.messages import FencingToken, LogChunk
-from ablate.experiments.records.signing import Signature, block_statement
+from ablate.experiments.records.signing import Signature, report_statement
 from ablate.experiments.retries import Break, final_failures
 
 UNLIMITED_S = 10.0**9
@@ -94,7 +94,7 @@ class BlockReport(Frozen):
         broke = None
         if self.failure_class is not None:
             broke = self.model_dump(mode="json", exclude={"token", "receipts", "logs", "signature"})
-        return block_statement(ids, [str(receipt.get("digest")) for receipt in self.receipts], broke)
+        return report_statement(ids, [str(receipt.get("digest")) for receipt in self.receipts], broke)
 
 
 class BlockIds(Frozen):
@@ -143,6 +143,8 @@ def new_block_ids(plan: Plan) -> tuple[BlockIds, ...]:
 
 def claimed_block(plan: Plan, ids: BlockIds, work: PlannedWork, lease: AttemptLease) -> ClaimedBlock:
     """Return a block of `plan` as a node receives it."""
+    if plan.seeds is SeedOrigin.TO_BE_DRAWN:
+        raise AssertionError("a plan whose seeds were not drawn was given to a node")
     block = plan.blocks[work.block_index]
     work = replace(work, broken=[one for one in work.broken if one.failure_class.rule.final_when])
     places = enumerate(zip(block.order, ids.trial_ids, strict=True))

@@ -51,7 +51,7 @@ class NodeRegistration(Frozen):
     lacks: tuple[str, ...] = ()
     """Sentences about missing parts of the machine."""
     public_key: PublicKey | None = None
-    """Key that the node signs its blocks with; None on an air-gapped node that cannot sign."""
+    """Key that the node signs with; None on an air-gapped node that cannot sign."""
     lanes: Mapping[str, str | None] | None = None
     """By lane: None when a small scan with gradients gave correct results, else the reason in words. None as a whole
     when no lane was tried."""

@@ -21,15 +21,16 @@ from ablate.experiments.design.arms import arm_digest
 from ablate.experiments.design.equal_work import resolve_with_steps
 from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.load import parse_spec
-from ablate.experiments.design.plan import Plan, plan_blocks, questions, with_control
+from ablate.experiments.design.plan import Plan, block_difference, draw_seeds, questions, with_control, with_drawn
 from ablate.experiments.design.problems import listed
 from ablate.experiments.design.spec import AblationSpec
-from ablate.experiments.digest import canonical_json, code_digest
+from ablate.experiments.digest import code_digest
 from ablate.experiments.documents import Frozen, first_problem, seal, seal_problem
 from ablate.experiments.errors import PlanFileError, SpecError
 from ablate.experiments.ids import id_pattern, new_id
+from ablate.experiments.outcomes import SeedOrigin
 from ablate.experiments.records.bundle_files import PLAN
-from ablate.experiments.records.circumstances import CarriedPlan, Countersignature, Family
+from ablate.experiments.records.circumstances import CarriedPlan, Registration
 from ablate.experiments.records.code_archive import PIECE_BYTES, PackedCode
 from ablate.experiments.records.code_tree import MOST_BYTES
 from ablate.experiments.records.identity import (
@@ -40,13 +41,12 @@ from ablate.experiments.records.identity import (
     claimed_block,
     new_block_ids,
 )
-from ablate.experiments.records.signing import Signer, signature_problem
 from ablate.experiments.retries import Break
 from ablate.model.config import MAX_SEED
 from ablate.model.measurements import OmitNone
 
 KIND: Literal["ablate plan"] = "ablate plan"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MAX_PLAN_BYTES = 64 * 2**20
 
 
@@ -67,10 +67,10 @@ class PlanFile(Frozen):
     blocks: tuple[BlockIds, ...]
     code: OmitNone[dict[str, str]] = None
     """Digest of the tree in each archive that arms name, by the archive's; None where no arm names one."""
+    registered: OmitNone[Registration] = None
+    """None if no service registered the plan."""
     digest: str
     """Of everything above."""
-    countersigned: OmitNone[Countersignature] = None
-    """None if no service registered the plan."""
 
     @cached_property
     def spec(self) -> AblationSpec:
@@ -89,15 +89,25 @@ class PlanFile(Frozen):
         return claimed_block(self.plan, self.blocks[index], work, lease)
 
 
-def make_plan_file(plan: Plan, *, spec_text: str, content_type: str, code: Mapping[str, str] | None = None) -> PlanFile:
-    """Return the plan file of `plan`, made from `spec_text`, with new ids. `code` has the tree of each archive."""
+def make_plan_file(
+    plan: Plan,
+    *,
+    spec_text: str,
+    content_type: str,
+    code: Mapping[str, str] | None = None,
+    to_register: bool = False,
+) -> PlanFile:
+    """Return the plan file of `plan`, made from `spec_text`, with new ids. `code` has the tree of each archive.
+
+    A service draws the seeds of a plan `to_register`; any other one gets them here.
+    """
     unsealed = PlanFile(
         made_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         code_digest=code_digest(),
         ablation_id=new_id("abl"),
         content_type=content_type,
         spec_text=spec_text,
-        plan=plan,
+        plan=plan if to_register else draw_seeds(plan),
         blocks=new_block_ids(plan),
         code=dict(code) if code else None,
         digest="",
@@ -105,35 +115,17 @@ def make_plan_file(plan: Plan, *, spec_text: str, content_type: str, code: Mappi
     return seal(unsealed)
 
 
-def countersigned_statement(file: PlanFile, registered_at: str, family: Family) -> bytes:
-    """Return the statement that a service signs about a plan that it registered."""
-    stated = {"registered_at": registered_at, "family": family.model_dump(mode="json")}
-    return canonical_json({"kind": KIND, "ablation": file.ablation_id, "digest": file.digest, **stated}).encode()
-
-
-def countersign(file: PlanFile, signer: Signer, *, registered_at: str, family: Family) -> Countersignature:
-    """Return the countersignature of a service that registered the plan."""
-    signature = signer.sign(countersigned_statement(file, registered_at, family))
-    return Countersignature(registered_at=registered_at, family=family, signature=signature)
-
-
-def countersignature_problem(file: PlanFile) -> str | None:
-    """Return why the plan's countersignature does not fit; None if it does, or if there is none."""
-    own = file.countersigned
-    if own is None:
-        return None
-    problem = signature_problem(own.signature, countersigned_statement(file, own.registered_at, own.family))
-    return None if problem is None else f"its countersignature {problem}"
+def registered_file(file: PlanFile, seeds: Sequence[int], registration: Registration) -> PlanFile:
+    """Return the plan file as a service registered it, with the seeds that it drew; none if the spec lists them."""
+    plan = with_drawn(file.plan, seeds) if seeds else file.plan
+    return seal(file.model_copy(update={"plan": plan, "registered": registration}))
 
 
 def carried_plan(file: PlanFile) -> CarriedPlan | None:
-    """Return who registered the plan; None for a plan without a question, such as A/A blocks."""
-    own = file.countersigned
+    """Return when a service registered the plan, as it says; None for a plan without a question, such as A/A blocks."""
     if not questions(file.spec, file.plan):
         return None
-    if own is None:
-        return CarriedPlan(registered_by=None, registered_at=None)
-    return CarriedPlan(registered_by=own.signature.key, registered_at=own.registered_at)
+    return CarriedPlan(registered_at=file.registered and file.registered.registered_at, compared=False)
 
 
 def plan_file_text(file: PlanFile) -> str:
@@ -141,8 +133,11 @@ def plan_file_text(file: PlanFile) -> str:
     return json.dumps(file.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
 
 
-def read_plan_file(data: bytes) -> PlanFile:
-    """Return the plan file in `data`. Raises PlanFileError when it is not one, was altered, or contradicts itself."""
+def read_plan_file(data: bytes, *, to_register: bool = False) -> PlanFile:
+    """Return the plan file in `data`. Raises PlanFileError when it is not one, was altered, or contradicts itself.
+
+    Only a plan that a service is about to register may lack its seeds.
+    """
     if len(data) > MAX_PLAN_BYTES:
         raise PlanFileError(f"the plan file has {len(data)} bytes; allowed: {MAX_PLAN_BYTES}")
     try:
@@ -160,6 +155,8 @@ def read_plan_file(data: bytes) -> PlanFile:
     problem = next(_contradictions(file), None)
     if problem is not None:
         raise PlanFileError(f"the plan file contradicts itself: {problem}")
+    if file.plan.seeds is SeedOrigin.TO_BE_DRAWN and not to_register:
+        raise PlanFileError("the seeds of the plan file were not drawn; write it with `ablate plan SPEC --out`")
     return file
 
 
@@ -213,8 +210,8 @@ def differences(file: PlanFile) -> list[str]:
     if list(ours) != list(theirs):
         return [*changes, f"the arms are {', '.join(ours)} here, {', '.join(theirs)} in the plan"]
     changes += [f"arm '{name}' resolves to another configuration" for name in ours if ours[name] != theirs[name]]
-    if plan_blocks(spec, list(ours)) != plan.blocks:
-        changes.append("blocks have other seeds or another order")
+    if (other := block_difference(spec, plan)) is not None:
+        changes.append(other)
     return changes
 
 

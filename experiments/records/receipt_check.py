@@ -3,8 +3,8 @@
 The digest is compared with the content; phases, counts, tokens and FLOPs with the configuration; the configuration with
 the gates, and both with the arm's digest; the gates' readings with the facts; the summary with the raw steps; durations
 with the clock. Guards of a trial are in `trial_guards`. A carefully rewritten receipt can still be consistent: only the
-node's signature shows where it comes from. A node signs blocks, not receipts (docs/trust.md): the digests of all
-receipts of the block and the signature are enough to check one receipt.
+node's signature shows where it comes from. A node signs reports of blocks, not receipts (docs/trust.md): the digests of
+all receipts of the block and the signature are enough to check one receipt.
 
 Receipts of earlier releases verify by their digests and signatures alone (`earlier_release`). A test verifies every
 receipt below `docs/receipts`.
@@ -32,11 +32,10 @@ from ablate.experiments.records.earlier_release import LAST_RECEIPT, digest_prob
 from ablate.experiments.records.program_report import report_contradictions
 from ablate.experiments.records.receipt_clocks import clock_problems, start_problems
 from ablate.experiments.records.receipts import SCHEMA_VERSION, Receipt, held_by, summarise
-from ablate.experiments.records.signing import Signature, block_statement, signature_problem
+from ablate.experiments.records.signing import Signature, report_statement, signature_problem
 from ablate.experiments.records.trial_guards import trial_problems, window_s
 from ablate.model.config import StepsConfig, TrainConfig
 from ablate.model.counts import step_flops
-from ablate.model.measurements import OmitNone
 
 
 def verify(receipt: Mapping[str, Any]) -> list[str]:
@@ -258,9 +257,7 @@ class BlockSignature(Frozen):
     receipts: tuple[str, ...]
     """Digests of the block's receipts, in running order."""
     by: Signature
-    """Over the statement of the node about the block."""
-    number: OmitNone[int] = None
-    """Of the attempt, if the statement names it."""
+    """Over the statement of the node about its report."""
 
 
 class SignedReceipt(Receipt):
@@ -301,6 +298,6 @@ def _unfit(receipt: Mapping[str, Any], signature: BlockSignature) -> str | None:
     place = receipt["ids"]["position"]
     if place >= len(signature.receipts) or signature.receipts[place] != receipt["digest"]:
         return f"its signature covers other receipts: the receipt at place {place + 1} is not {receipt['digest']}"
-    statement = block_statement(receipt["ids"], signature.receipts, number=signature.number)
+    statement = report_statement(receipt["ids"], signature.receipts)
     problem = signature_problem(signature.by, statement)
     return None if problem is None else f"its signature {problem}"

@@ -1,19 +1,17 @@
 """Check the clocks of receipts: durations of one trial, and slices of the trials of a block.
 
-Every step stores its seconds, its start and its end by one clock. So seconds cannot be edited alone and steps cannot
-overlap. Between two timed steps the loop only writes a log line and reads the device clock, which may take long on busy
-cores. An edit that shortens the window but keeps the ends of its steps lengthens every pause, even the shortest.
+Every step stores its seconds, its start and its end by one clock, so steps that overlap, or whose seconds are not those
+of the clock, show a fault of the measurement.
 
 Receipts also store when training began, by a clock that all processes of the machine share. So the steps of all trials
-of a block lie on one line, where a moved, swapped or shortened slice leaves a gap or an overlap.
+of a block lie on one line, which shows whether its slices ran in their order and alone.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from statistics import median
 
 from ablate.experiments.design.plan import running_order
 from ablate.experiments.outcomes import Outcome
@@ -23,14 +21,6 @@ from ablate.model.measurements import Step
 
 ROUNDING_S = 1e-6
 """Tolerance for differences of floating-point seconds."""
-MAX_GAP_S = 1e-3
-MAX_GAP_SHARE = 0.01
-"""The pause between timed steps is at most `MAX_GAP_S` plus this share of the median step. It is the first quartile of
-the pauses, or their median in receipts of earlier code, which do not store when a step began."""
-MAX_HANDOVER_S = 10e-3
-MAX_HANDOVER_SHARE = 0.02
-"""The pause between consecutive slices is at most `MAX_HANDOVER_S` plus this share of the median step. It is the first
-quartile of the pauses, which was 1 to 4 ms on two cores under a load of 7 to 16."""
 
 
 def clock_problems(receipt: Receipt, steps: StepsConfig) -> list[str]:
@@ -38,7 +28,6 @@ def clock_problems(receipt: Receipt, steps: StepsConfig) -> list[str]:
     return [
         *_step_problems(receipt),
         *_validation_problems(receipt),
-        *_pause_problems(receipt, steps),
         *_warmup_problems(receipt, steps),
         *_waiting_problems(receipt, steps),
         *_total_problems(receipt),
@@ -84,30 +73,10 @@ def _began(step: Step) -> float:
     return step.ended_s - step.seconds if step.began_s is None else step.began_s
 
 
-def _pauses(timed: Sequence[Step], validations: Mapping[int, float]) -> list[float]:
-    """Return the seconds between consecutive timed steps, less those of `validations` by the step before them."""
-    return [
-        later.ended_s - earlier.ended_s - later.seconds - validations.get(earlier.index, 0.0)
-        for earlier, later in pairwise(timed)
-    ]
-
-
 def slices_of(receipt: Receipt, steps: StepsConfig) -> list[tuple[Step, ...]]:
     """Return the timed steps of a trial, grouped by slice."""
     by_index = {step.index: step for step in receipt.steps if step.phase == "timed"}
     return [tuple(by_index[index] for index in part if index in by_index) for part in steps.slices]
-
-
-def _pause_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
-    timed = [step for step in receipt.steps if step.phase == "timed"]
-    validations = {one.step: one.ended_s - one.began_s for one in receipt.validations or ()}
-    ordered = sorted(pause for part in slices_of(receipt, steps) for pause in _pauses(part, validations))
-    if not ordered:
-        return
-    older, step_s = timed[0].began_s is None, median(step.seconds for step in timed)
-    pause, which = (median(ordered), "median") if older else (ordered[len(ordered) // 4], "first quartile")
-    if pause > MAX_GAP_S + MAX_GAP_SHARE * step_s:
-        yield f"{pause:.3g} s pass between timed steps of {step_s:.3g} s ({which}): their seconds are too short"
 
 
 def _warmup_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
@@ -191,8 +160,6 @@ def _line_problems(receipts: Sequence[Receipt], steps: StepsConfig) -> Iterator[
         if later.began_s < earlier.ended_s - ROUNDING_S:
             yield f"{later} began {earlier.ended_s - later.began_s:.3g} s before the end of {earlier}"
             return
-    yield from _ending_problems(receipts, ran[-1])
-    yield from _handover_problems(receipts, ran[len(receipts) :])
 
 
 def _start_up(receipt: Receipt, steps: StepsConfig) -> _Span:
@@ -211,22 +178,3 @@ def _slices(receipt: Receipt, steps: StepsConfig) -> list[_Span]:
 def _span(receipt: Receipt, what: str, began_s: float, ended_s: float) -> _Span:
     start = receipt.training_began_s or 0.0
     return _Span(arm=receipt.arm, what=what, began_s=start + began_s, ended_s=start + ended_s)
-
-
-def _ending_problems(receipts: Sequence[Receipt], last: _Span) -> Iterator[str]:
-    """Find a trial that ended before the last slice of the block; each must wait for all others."""
-    for receipt in receipts:
-        ended_s = (receipt.training_began_s or 0.0) + receipt.training_s + (receipt.waited_s or 0.0)
-        if ended_s < last.ended_s - ROUNDING_S:
-            yield f"arm '{receipt.arm}' ended {last.ended_s - ended_s:.3g} s before the end of {last}"
-
-
-def _handover_problems(receipts: Sequence[Receipt], slices: Sequence[_Span]) -> Iterator[str]:
-    """Find pauses between slices, which shortened steps leave. Only arms at consecutive places are checked."""
-    if len(receipts) < 2 or [receipt.ids.position for receipt in receipts] != list(range(len(receipts))):
-        return
-    ordered = sorted(later.began_s - earlier.ended_s for earlier, later in pairwise(slices))
-    step_s = median(step.seconds for receipt in receipts for step in receipt.steps if step.phase == "timed")
-    pause = ordered[len(ordered) // 4]
-    if pause > MAX_HANDOVER_S + MAX_HANDOVER_SHARE * step_s:
-        yield f"{pause:.3g} s pass between slices with steps of {step_s:.3g} s (first quartile): no trial ran then"

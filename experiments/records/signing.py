@@ -1,22 +1,22 @@
 """Signatures of nodes (Ed25519): signed statements, their verification, and the text form of keys.
 
-A node signs the report of every block and the manifest of every bundle that it writes. A signature proves who made the
-statement and that it was not changed; it does not prove that it is true (docs/trust.md). `cryptography` is imported on
-use: a node without it runs unsigned and reports so.
+A node signs each report to a service, and the manifest of each bundle that it writes. Both have the digests of all that
+they contain, so nothing else is signed. A signature proves who made the statement and that it was not changed; it does
+not prove that it is true (docs/trust.md). `cryptography` is imported on use: a node without it runs unsigned and
+reports so.
 """
 
 import base64
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from ablate.experiments.digest import canonical_json
 from ablate.experiments.documents import Frozen
 from ablate.experiments.errors import SigningUnavailable
-from ablate.model.measurements import OmitNone
 
 KEY_PREFIX = "ed25519:"
 KEY_PATTERN = r"^ed25519:[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]$"
@@ -61,13 +61,6 @@ class Signature(Frozen):
     key: PublicKey
     value: Annotated[str, Field(pattern=_VALUE_PATTERN), AfterValidator(_checked_signature)]
     """64 bytes as base64url without padding."""
-    version: OmitNone[Literal[2]] = None
-    """Of the signed statement about a block: 2 names the number of the attempt, None does not."""
-
-    @property
-    def numbered(self) -> bool:
-        """Whether the statement names the number of the attempt."""
-        return self.version is not None
 
 
 class Signer:
@@ -82,9 +75,9 @@ class Signer:
         """The public key."""
         return KEY_PREFIX + _encode(self._private.public_key().public_bytes_raw())
 
-    def sign(self, message: bytes, *, version: Literal[2] | None = None) -> Signature:
+    def sign(self, message: bytes) -> Signature:
         """Return the signature of `message`; equal messages give equal signatures."""
-        return Signature(key=self.key, value=_encode(self._private.sign(message)), version=version)
+        return Signature(key=self.key, value=_encode(self._private.sign(message)))
 
 
 def signature_problem(signature: Signature, message: bytes) -> str | None:
@@ -99,21 +92,14 @@ def signature_problem(signature: Signature, message: bytes) -> str | None:
     return None
 
 
-def block_statement(
-    ids: Mapping[str, str],
-    receipts: Sequence[str],
-    broke: Mapping[str, Any] | None = None,
-    *,
-    number: int | None = None,
-) -> bytes:
-    """Return the statement that a node signs about a block.
+def report_statement(ids: Mapping[str, str], receipts: Sequence[str], broke: Mapping[str, Any] | None = None) -> bytes:
+    """Return the statement that a node signs about its report of a block to a service.
 
     `ids` has the ids of ablation, block and attempt, `receipts` the digests of the receipts in running order, and
-    `broke` the reason when the attempt broke. `number` is the attempt's; a service knows it and needs no signature.
+    `broke` the reason when the attempt broke.
     """
     named = {name: ids[name] for name in ("ablation", "block", "attempt")}
-    numbered = {} if number is None else {"number": number}
-    stated = {"kind": "ablate block", **named, **numbered, "receipts": list(receipts), "broke": broke}
+    stated = {"kind": "ablate block", **named, "receipts": list(receipts), "broke": broke}
     return canonical_json(stated).encode()
 
 

@@ -124,26 +124,41 @@ def signers(verdict: Verdict) -> Iterator[str]:
 
 
 def registration(verdict: Verdict) -> str | None:
-    """Return which service registered a carried plan and when; None without one."""
+    """Return when a service registered a carried plan; None without one."""
     carried = verdict.circumstances.carried
-    if carried is None or carried.registered_by is None or carried.registered_at is None:
+    if carried is None or carried.registered_at is None:
         return None
-    return f"plan registered {wording.moment(carried.registered_at)} by service {carried.registered_by}"
+    unchecked = "" if carried.compared else ", as the plan says; its service compares it at the import"
+    return f"plan registered {wording.moment(carried.registered_at)}{unchecked}"
+
+
+def seeds(verdict: Verdict) -> str:
+    """Return the seeds of a verdict, how they came about, and how to repeat exactly these."""
+    own = verdict.seeds
+    again = f"to repeat these: --seeds {','.join(map(str, own.used))}"
+    return f"{wording.counted(len(own.used), 'seed')} {ORIGINS[own.origin]}; {again}"
+
+
+ORIGINS = {
+    "chosen": "chosen by the author of the spec",
+    "drawn": "drawn after the spec was fixed",
+    "unregistered": "drawn without a service, nobody knows how often",
+}
 
 
 def origin_problems(verdict: Verdict) -> Iterator[str]:
     """Yield what makes the origin of the numbers, or the number of tries, unproved."""
-    files, carried = verdict.circumstances.unsigned, verdict.circumstances.carried
-    if carried is not None and carried.registered_by is None:
+    carried = verdict.circumstances.carried
+    if carried is not None and carried.registered_at is None:
         yield wording.capitalised(NOT_REGISTERED)
     unsigned = sum(
         block.signed_by is None for one in verdict.circumstances.admission.calibrations for block in one.samples
     )
     if unsigned:
         yield f"No signer is known for {wording.counted(unsigned, 'A/A block')} of the calibration"
-    if files:
-        more = f" and {wording.counted(len(files) - 1, 'other file')}" if len(files) > 1 else ""
-        yield f"Not signed: {files[0]}{more}; anybody who had these files could have written or left out their contents"
+    nobody = sorted({signer.name for signer in verdict.circumstances.signers if signer.key is None})
+    if nobody:
+        yield f"Nobody signed for {wording.listed(nobody)}: anybody who had the files could have changed them"
 
 
 def missing(variant: VariantVerdict) -> str:

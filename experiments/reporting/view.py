@@ -137,12 +137,11 @@ def judge_bundle(bundle: Bundle, calibrations: Sequence[Calibration] = ()) -> Ve
     command = mending_command(file.plan.node_class, "SPEC")
     admission = admission_of(file.spec, receipts, noise, ledger=keep_ledger(noise), mended_by=command)
     circumstances = Circumstances(
-        family=Family() if file.countersigned is None else file.countersigned.family,
+        family=Family() if file.registered is None else file.registered.family,
         carried=carried_plan(file),
         attempts=attempt_records(bundle),
         admission=admission,
         signers=bundle.signers,
-        unsigned=bundle.unsigned,
         not_run=_not_run(bundle),
     )
     return judge(file.plan, file.spec, receipts, circumstances)

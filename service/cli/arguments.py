@@ -7,6 +7,7 @@ place in an ablation.
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
@@ -47,6 +48,12 @@ CommitOption = Annotated[
         "May be repeated. The spec's code must be a folder beside it.",
     ),
 ]
+SeedsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SEED,SEED...", help="Choose these seeds, instead of those of the spec. A verdict names its seeds."
+    ),
+]
 AblationArgument = Annotated[
     str,
     typer.Argument(metavar="ABLATION", help=f"The ablation: {ABLATION_NAMES}.", autocompletion=completion.ablations),
@@ -84,14 +91,29 @@ def is_spec(argument: str) -> bool:
     return argument == "-" or Path(argument).is_file() or argument in catalog_names()
 
 
-def read_spec(argument: str, commits: Sequence[str] | None = None) -> "SpecBody":
+def read_spec(argument: str, commits: Sequence[str] | None = None, seeds: str | None = None) -> "SpecBody":
     """Return the spec that the argument names, and print which folders of code were packed for it.
 
-    `commits` are the values of --commit. Raises SpecError, with the catalog's names if the argument names no spec.
+    `commits` are the values of --commit, `seeds` that of --seeds. Raises SpecError, with the catalog's names if the
+    argument names no spec.
     """
     body = _spec_of(argument, _commits(commits or ()))
     print_packed(body)
-    return body
+    return body if seeds is None else _with_seeds(body, seeds)
+
+
+def _with_seeds(body: "SpecBody", text: str) -> "SpecBody":
+    """Return the spec with these seeds, separated by commas. Raises SpecError."""
+    from ablate.experiments.design.aa_spec import CONTENT_TYPE
+    from ablate.experiments.design.load import load_values
+    from ablate.experiments.design.spec_yaml import spec_yaml
+
+    if not re.fullmatch(r"[0-9]{1,16}(,[0-9]{1,16})*", text):
+        detail = f"--seeds is {text!r}; allowed: whole numbers with commas between them"
+        raise SpecError([SpecProblem(pointer="--seeds", detail=detail, hint="--seeds 3,14,15")])
+    values = load_values(body.content, body.content_type)
+    values["design"] = {**(values.get("design") or {}), "seeds": [int(seed) for seed in text.split(",")]}
+    return replace(body, content=spec_yaml(values), content_type=CONTENT_TYPE)
 
 
 def print_packed(body: "SpecBody") -> None:

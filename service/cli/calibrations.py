@@ -1,4 +1,4 @@
-"""Calibrations: read from files and A/A bundles, written to files, described in lines."""
+"""Calibrations: read from A/A bundles, described in lines."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from ablate.experiments.analysis.noise.calibrate import calibrations_of, join_calibrations
-from ablate.experiments.analysis.noise.calibration_file import calibration_file, read_calibration
 from ablate.experiments.analysis.statistics import dependence_of, percent, strength, widening
 from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
 from ablate.experiments.design.power import FEWER_BLOCKS, detectable_per_sd
-from ablate.experiments.documents import write_whole
-from ablate.experiments.errors import BundleError, ReceiptError, SpecProblem
-from ablate.experiments.records.bundle_files import is_bundle
+from ablate.experiments.errors import BundleError, SpecProblem
 from ablate.experiments.records.calibration import Calibration
 from ablate.experiments.reporting import wording
 from ablate.service.cli.offline import read_bundle
@@ -28,38 +25,18 @@ _ADVICE_SD_PCT = 5.0
 
 
 def read_calibrations(paths: Sequence[Path] | None) -> tuple[Calibration, ...]:
-    """Return the calibrations in files and A/A bundles, one for each key. Raises BundleError for other files."""
+    """Return the calibrations in A/A bundles, one for each key. Raises BundleError for other files."""
     return join_calibrations(calibration for path in paths or () for calibration in _read(path))
 
 
 def _read(path: Path) -> tuple[Calibration, ...]:
-    if is_bundle(path):
-        bundle = read_bundle(path)[1]
-        file, receipts = bundle.plan_file, [trial.receipt for block in bundle.blocks for trial in block.trials]
-        calibrations = calibrations_of(file.plan, file.spec, receipts, bundle.signed_by)
-        if not calibrations:
-            raise _problem(path, "has fewer than two A/A blocks; `ablate aa NODE_CLASS --out` plans them")
-        return calibrations
-    try:
-        return (read_calibration(path.read_bytes()),)
-    except ReceiptError as error:
-        raise _problem(path, str(error)) from error
-
-
-def _problem(path: Path, detail: str) -> BundleError:
-    return BundleError([SpecProblem(pointer=str(path), detail=detail)])
-
-
-def write_calibration(calibrations: Sequence[Calibration], bundles: Sequence[Path], path: Path) -> None:
-    """Write the only calibration of these bundles to a file, with their receipts. Raises BundleError for several."""
-    if len(calibrations) != 1:
-        keys = ", ".join(f"{one.key.node_class} {one.key.device_serial}" for one in calibrations)
-        raise _problem(path, f"takes one calibration; the bundles give {len(calibrations)}: {keys}")
-    not_whole = next((one for one in bundles if not is_bundle(one)), None)
-    if not_whole is not None:
-        raise _problem(not_whole, "is no bundle; a calibration file is made from the receipts of A/A bundles")
-    file = calibration_file(calibrations[0], [read_bundle(bundle)[1] for bundle in bundles])
-    write_whole(path, file.model_dump_json() + "\n")
+    bundle = read_bundle(path)[1]
+    file, receipts = bundle.plan_file, [trial.receipt for block in bundle.blocks for trial in block.trials]
+    calibrations = calibrations_of(file.plan, file.spec, receipts, bundle.signed_by)
+    if not calibrations:
+        detail = "has fewer than two A/A blocks; `ablate aa NODE_CLASS --out` plans them"
+        raise BundleError([SpecProblem(pointer=str(path), detail=detail)])
+    return calibrations
 
 
 def calibration_lines(calibration: Calibration) -> Sequence[str]:

@@ -14,10 +14,11 @@ from ablate.experiments.analysis.sizing import plan_spec
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.design.kinds.command import sent_code
 from ablate.experiments.design.load import parse_spec
-from ablate.experiments.design.plan import controlled, may_have_control
+from ablate.experiments.design.plan import controlled, may_have_control, questions
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.documents import write_whole
 from ablate.experiments.errors import BundleError, SpecError, SpecProblem
+from ablate.experiments.outcomes import SeedOrigin
 from ablate.experiments.records.bundle import Bundle
 from ablate.experiments.records.bundle_files import read_bundle_files
 from ablate.experiments.records.bundle_reader import open_bundle
@@ -68,8 +69,11 @@ def write_plan(
         plan = controlled(spec, plan)
     trees = {packed.digest: packed.tree for packed in body.archives}
     _check_code(spec, trees, path)
-    file = make_plan_file(plan, spec_text=content.decode(), content_type=content_type, code=trees)
-    if not unregistered and carried_plan(file) is not None and names_service():
+    registers = not unregistered and bool(questions(spec, plan)) and names_service()
+    file = make_plan_file(
+        plan, spec_text=content.decode(), content_type=content_type, code=trees, to_register=registers
+    )
+    if registers:
         file = _registered(file)
     if path.suffix == SUFFIX:
         write_plan_archive(path, file, body.archives)
@@ -77,18 +81,18 @@ def write_plan(
         write_whole(path, plan_file_text(file))
     if as_json:
         made = {"plan_file": str(path), "ablation": file.ablation_id, "digest": file.digest}
-        print_json({**made, "registered_by": file.countersigned and file.countersigned.signature.key})
+        print_json({**made, "registered_at": file.registered and file.registered.registered_at})
         return
     console = out()
     arms = ", ".join(arm.name for arm in plan.arms)
     console.print(f"{escape(str(path))}: {len(plan.blocks)} blocks of {escape(arms)} for node class {plan.node_class}")
     console.print(f"  plan     {file.digest}")
     carried = carried_plan(file)
-    if carried is not None and carried.registered_by is None:
+    if carried is not None and carried.registered_at is None:
         console.print(f"  [yellow]counted  by nobody[/]: {NOT_REGISTERED}, and every page will say so")
-    elif file.countersigned is not None:
-        number = file.countersigned.family.number
-        console.print(f"  counted  as asking {number} of its question, by service {file.countersigned.signature.key}")
+    elif file.registered is not None:
+        drawn = "with seeds chosen in the spec" if file.plan.seeds is SeedOrigin.CHOSEN else "with seeds drawn now"
+        console.print(f"  counted  as asking {file.registered.family.number} of its question, {drawn}")
     console.print(f"  run      ablate offline exec {escape(path.name)} --out bundle/    (on the node, in this version)")
     console.print("  or       python -m ablate.workers.offline ...    (in a checkout, without installing)")
 

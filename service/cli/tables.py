@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ablate.experiments.block_numbers import block_number, place_number
 from ablate.experiments.design.power import FEWER_BLOCKS
-from ablate.experiments.outcomes import AblationState, TrialState
+from ablate.experiments.outcomes import AblationState, SeedOrigin, TrialState
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
 
@@ -129,6 +129,12 @@ def facts(*pairs: tuple[str, str]) -> Table:
     return table
 
 
+def _seeds(answer: "PlanPublic") -> str:
+    if answer.seeds is SeedOrigin.TO_BE_DRAWN:
+        return "drawn at the submission, and shown when a node claims their block"
+    return "chosen in the spec: the verdict says so"
+
+
 def plan(answer: "PlanPublic") -> RenderableType:
     """Return the trials of a spec, the nodes that can run them, and the effect that it can detect."""
     arms = ", ".join(escape(arm.name) for arm in answer.arms)
@@ -136,6 +142,7 @@ def plan(answer: "PlanPublic") -> RenderableType:
         ("ablation", f"[bold]{escape(answer.ablation)}[/]"),
         ("arms", f"{arms} (the first is the baseline)"),
         ("size", f"{wording.counted(len(answer.blocks), 'block')}, {wording.counted(answer.trials, 'trial')}"),
+        ("seeds", _seeds(answer)),
         ("device minutes", _device_minutes(answer)),
         *_asking(answer),
         ("detects", _detects(answer)),
@@ -150,7 +157,8 @@ def plan(answer: "PlanPublic") -> RenderableType:
     )
     table = TerminalTable(*numbers("block", "seed"), *texts("order"))
     for block in answer.blocks[:_PLAN_BLOCKS]:
-        table.add_row(str(block_number(block.index)), str(block.seed), escape(" ".join(block.order)))
+        seed = "drawn" if block.seed is None else str(block.seed)
+        table.add_row(str(block_number(block.index)), seed, escape(" ".join(block.order)))
     left = len(answer.blocks) - _PLAN_BLOCKS
     more = [Text(f"... {left:,} more (all of them: --json)", "dim")] if left > 0 else []
     return Group(pairs, table, *more, warnings(answer.warnings))

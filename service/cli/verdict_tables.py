@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from ablate.experiments.analysis.verdicts import Verdict
-from ablate.experiments.reporting.sentences import broken_attempts, origin_problems, registration, signers
+from ablate.experiments.reporting.sentences import broken_attempts, origin_problems, registration, seeds, signers
 from ablate.experiments.reporting.table import Cell, Tone
 from ablate.experiments.reporting.table import Table as LaidOutTable
 from ablate.experiments.reporting.terminal.terminal_table import Kind, TerminalColumn, TerminalTable, names, texts
@@ -34,7 +34,7 @@ def verdict(verdict: Verdict) -> RenderableType:
     layout = lay_out(verdict)
     table = _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
     problems = (f"[yellow]{escape(problem)}[/]" for problem in origin_problems(verdict))
-    lines = filter(None, [*signers(verdict), registration(verdict)])
+    lines = filter(None, [*signers(verdict), registration(verdict), seeds(verdict) if verdict.seeds.used else None])
     lead = [f"[bold]{escape(layout.lead)}[/]"] if layout.has_finding else []
     first = (*lead, *(f"[yellow]{escape(line)}[/]" for line in layout.outlook))
     return Group(*first, table, *(f"[dim]{escape(line)}[/]" for line in lines), *problems)

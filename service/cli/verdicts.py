@@ -29,7 +29,7 @@ CalibrationOption = Annotated[
     typer.Option(
         "--calibration",
         metavar="FILE",
-        help="For a bundle: an A/A bundle, or a file from `ablate nodes calibration --out`.",
+        help="For a bundle: an A/A bundle. Repeat it for more.",
     ),
 ]
 

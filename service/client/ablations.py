@@ -93,7 +93,7 @@ class Ablations:
     ) -> "ImportPublic":
         """Import the bundles of one plan, each a mapping from path to content; repeating it changes nothing.
 
-        The service trusts the keys in `trust` from now on. `unsigned` allows files without a signature.
+        The service trusts the keys in `trust` from now on. `unsigned` allows bundles without a signature.
         """
         from ablate.service.schemas.submissions import ImportPublic
 
@@ -107,13 +107,21 @@ class Ablations:
         return parsed(ImportPublic, answer)
 
     def register_plan(self, file: "PlanFile") -> "PlanFile":
-        """Count a plan's questions as asked from now on; return the plan with the service's countersignature."""
-        from ablate.experiments.records.plan_file import plan_file_text
+        """Count a plan's questions as asked from now on; return the plan with the seeds that the service drew.
+
+        Raises PlanFileError if this version does not make the plan that the service registered.
+        """
+        from ablate.experiments.errors import PlanFileError
+        from ablate.experiments.records.plan_file import plan_file_text, registered_file
         from ablate.service.schemas.submissions import PlanRegistered
 
         content, headers = plan_file_text(file), {"Content-Type": "application/json"}
         answer = self._connection.call("POST", "/v1/plans:register", content=content, headers=headers)
-        return file.model_copy(update={"countersigned": parsed(PlanRegistered, answer).countersigned})
+        own = parsed(PlanRegistered, answer)
+        whole = registered_file(file, own.seeds, own.registered)
+        if whole.digest != own.digest:
+            raise PlanFileError(f"the service registered plan {own.digest}; this version makes {whole.digest}")
+        return whole
 
     def find(self, name: str) -> AblationPublic:
         """Return the ablation of a name, an id or an unambiguous prefix, or the newest for `latest`."""

@@ -37,7 +37,7 @@ JSON_EXAMPLE: dict[str, Any] = {
     "workload": {"recipe": "hybrid-tiny", "steps": {"warmup": 2, "timed": 6}},
     "baseline": {"gates": {"schedule": "chunk_parallel", "chunk_size": 16}},
     "variants": {"psiv-on": {"gates": {"psiv_cache": True}}, "chunk-32": {"gates": {"chunk_size": 32}}},
-    "design": {"seeds": [1, 2, 3], "blocks": {"count": 6}, "order_seed": 20261120},
+    "design": {"seeds": 3, "blocks": {"count": 6}, "order_seed": 20261120},
     "placement": {"node_class": "cpu", "devices": 1},
     "limits": {"trial": "20m", "device_minutes": 180, "priority": 50},
     "verdict": {

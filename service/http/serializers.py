@@ -10,7 +10,7 @@ from ablate.experiments.analysis.noise.admission import mending_command
 from ablate.experiments.design.plan import Plan
 from ablate.experiments.design.power import FEWEST_BLOCKS, alpha_of, detectable_per_sd
 from ablate.experiments.design.spec import AblationSpec
-from ablate.experiments.outcomes import AblationState, TrialState
+from ablate.experiments.outcomes import AblationState, SeedOrigin, TrialState
 from ablate.experiments.records.calibration import Sizing
 from ablate.experiments.records.circumstances import Family
 from ablate.experiments.records.messages import NodeRegistration
@@ -64,13 +64,14 @@ def plan_public(
         "control": None if plan.control is None else plan.control.name,
         "asking": _asking(spec, plan, family),
     }
+    to_be_drawn = plan.seeds is SeedOrigin.TO_BE_DRAWN
     rule = {"over_seeds": spec.verdict.primary.over_seeds}
     limits = {"window_steps": spec.workload.steps.timed, "device_minutes_allowed": spec.limits.device_minutes}
     return PlanPublic.model_validate(
         {
             **_plan_fields(plan),
             "arms": arms,
-            "blocks": [block.model_dump() for block in plan.blocks],
+            "blocks": [{**dict(block), "seed": None if to_be_drawn else block.seed} for block in plan.blocks],
             **estimates,
             **rule,
             **limits,
@@ -86,7 +87,7 @@ def _asking(spec: AblationSpec, plan: Plan, family: Family) -> AskingPublic | No
     number = max(family.number_of(arm.name) for arm in plan.variants)
     blocks, look = spec.design.blocks.number, spec.design.blocks.last_look
     if spec.verdict.primary.over_seeds:
-        blocks = len(set(spec.design.seeds))
+        blocks = spec.design.num_seeds
     now, later = (
         detectable_per_sd(max(blocks, FEWEST_BLOCKS), level=look.level(alpha_of(one) / len(plan.variants)))
         for one in (number, number + 1)
@@ -161,7 +162,8 @@ def _mlflow_url(row: Row[Any], base: str) -> str | None:
 
 def block_public(row: Row[Any]) -> BlockPublic:
     """Build the wire type."""
-    return BlockPublic.model_validate(_fields(row, order=json.loads(row._mapping["order"])))
+    seed = row.seed if row.attempt_no else None
+    return BlockPublic.model_validate(_fields(row, order=json.loads(row._mapping["order"]), seed=seed))
 
 
 def trial_public(row: Row[Any]) -> TrialPublic:

@@ -56,7 +56,7 @@ class ImportQuery(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     trust: list[PublicKey] = Field(default=[], max_length=100, description="Keys to trust from now on.")
-    unsigned: bool = Field(default=False, description="Accept unsigned files; the verdict will mention it.")
+    unsigned: bool = Field(default=False, description="Accept bundles without a signature. The verdict says so.")
 
 
 async def _archive(request: Request) -> bytes:
@@ -88,6 +88,7 @@ def import_bundles(
         services.wakes.notify()
     with services.store.read() as connection:
         row = get_ablation(connection, bundle.plan_file.ablation_id)
+        is_registered = plans.find(connection, bundle.plan_file.ablation_id) is not None
     return ImportPublic(
         id=row.id,
         name=row.name,
@@ -95,7 +96,7 @@ def import_bundles(
         changed=changed,
         blocks_imported=len(bundle.blocks),
         block_indices_missing=list(bundle.missing),
-        remarks=list(_remarks(bundle)),
+        remarks=list(_remarks(bundle, is_registered=is_registered)),
         links=links_of(row.id),
     )
 
@@ -214,7 +215,10 @@ def _check_registration(connection: Connection, file: PlanFile) -> None:
         )
 
 
-def _remarks(bundle: Bundle) -> Iterator[str]:
+def _remarks(bundle: Bundle, *, is_registered: bool) -> Iterator[str]:
+    said = bundle.plan_file.registered
+    if said is not None and not is_registered:
+        yield f"the plan says that a service registered it at {said.registered_at}; this one did not"
     changes = differences(bundle.plan_file)
     if changes:
         yield f"this version would plan the spec differently ({'; '.join(changes)}); the plan of the bundle counts"
@@ -224,7 +228,7 @@ def _remarks(bundle: Bundle) -> Iterator[str]:
 
 
 def _check_signatures(store: Store, bundle: Bundle, *, trusted: Collection[str], unsigned: bool) -> None:
-    """Check that all files of `bundle` are signed, by keys that are trusted for the names of their nodes.
+    """Check that each joined bundle is signed, by a key that is trusted for the name of its node.
 
     Keys in `trusted` are, from now on. Raises Invalid.
     """
@@ -236,8 +240,9 @@ def _check_signatures(store: Store, bundle: Bundle, *, trusted: Collection[str],
             if key in bundle.keys and key not in trusted and (why := keys.refusal(connection, node, key)) is not None
         ]
     problems = [*_untrusted(refused), *_unused(bundle, trusted)]
-    if bundle.unsigned and not unsigned:
-        problems.append(_unsigned(bundle.unsigned))
+    if not (bundle.is_signed or unsigned):
+        hint = "if you know their origin, import with --unsigned; the verdict will mention it"
+        problems.append(_at("query:unsigned", "a bundle is not signed by its node", hint))
     if problems:
         raise Invalid("the origin of these bundles is not proved; nothing was imported", problems=problems)
 
@@ -251,11 +256,6 @@ def _untrusted(refused: Iterable[tuple[str, str, str]]) -> Iterator[SpecProblem]
 def _unused(bundle: Bundle, trusted: Collection[str]) -> Iterator[SpecProblem]:
     for key in sorted(set(trusted) - bundle.keys):
         yield _at("query:trust", f"{key} signed nothing in these bundles; they are signed by {_listed(bundle.keys)}")
-
-
-def _unsigned(files: Collection[str]) -> SpecProblem:
-    hint = "if you know their origin, import with --unsigned; the verdict will mention it"
-    return _at("query:unsigned", f"{len(files)} files are not signed: {_listed(files)}", hint)
 
 
 def _listed(names: Collection[str]) -> str:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Request
 from ablate.experiments.analysis.proposals import refuse_session_key
 from ablate.experiments.design.rule import rule_digest
 from ablate.experiments.errors import PlanFileError, SpecError, SpecProblem
+from ablate.experiments.outcomes import SeedOrigin
 from ablate.experiments.records.plan_file import PlanFile, differences, read_plan_file
 from ablate.service.errors import Invalid
 from ablate.service.http.deps import LongRoute, ServicesDep, Submitter, body_of_type
@@ -39,15 +40,15 @@ async def _plan_body(request: Request) -> bytes:
 def register_plan(
     body: Annotated[bytes, Depends(_plan_body)], services: ServicesDep, principal: Submitter
 ) -> PlanRegistered:
-    """Count the questions of a plan as asked from now on, and countersign the plan. Repeating it changes nothing."""
+    """Count the questions of a plan as asked from now on, and draw its seeds. Repeating it changes nothing."""
     file = _checked(body)
-    return PlanRegistered(countersigned=plans.register(services.store, file, by=principal.name))
+    return plans.register(services.store, file, by=principal.name)
 
 
 def _checked(body: bytes) -> PlanFile:
     """Return a plan that this service would make from its spec. Raises Invalid, SpecError."""
     try:
-        file = read_plan_file(body)
+        file = read_plan_file(body, to_register=True)
     except PlanFileError as error:
         raise Invalid(problems=[SpecProblem(pointer="#", detail=str(error))]) from error
     try:
@@ -56,6 +57,10 @@ def _checked(body: bytes) -> PlanFile:
         problems = [SpecProblem(pointer="#/spec_text", detail=str(error))]
         raise Invalid("the plan's spec is not valid; nothing was registered", problems=problems) from error
     refuse_session_key(spec)
+    if file.registered is not None or file.plan.seeds is SeedOrigin.DRAWN:
+        detail = "the plan is registered, or has drawn seeds; a service draws them when it registers a plan"
+        hint = "make a new one: ablate plan SPEC --out PLAN"
+        raise Invalid(problems=[SpecProblem(pointer="#/plan/seeds", detail=detail, hint=hint)])
     changes = differences(file)
     if rule_digest(spec) != file.plan.rule_digest:
         changes.append(f"the rule is {rule_digest(spec)} here, {file.plan.rule_digest} in the plan")

@@ -24,7 +24,7 @@ from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, ca
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.power import session_level
-from ablate.experiments.design.problems import listed, pointer
+from ablate.experiments.design.problems import pointer
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.design.spec_values import NAME_PATTERN
 from ablate.experiments.design.workload import SentCode, Workload
@@ -205,8 +205,7 @@ def _try(
             _check_calibrated(connection, submission, name)
     answer = accepted(services, submission)
     if submission.spec.design.seeds != spec.design.seeds:
-        seeds = listed(submission.spec.design.seeds)
-        more = f"its seeds are {seeds}: the metric is judged over seeds, so each proposal of a session has its own"
+        more = "the seeds of its spec are not used: the metric is judged over seeds, so each proposal has drawn ones"
         answer = answer.model_copy(update={"warnings": [*answer.warnings, more]})
     whole = ProposalAccepted(
         session=name,

@@ -121,7 +121,8 @@ class BlockPublic(Public):
 
     id: str
     index: int = Field(description=INDEX)
-    seed: int
+    seed: int | None
+    """Null before the block was claimed: until then nobody can try it."""
     order: list[str]
     state: BlockState
     attempt_no: int

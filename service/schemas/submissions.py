@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from ablate.experiments.ids import TOKEN_NAME
-from ablate.experiments.outcomes import AblationState
+from ablate.experiments.outcomes import AblationState, SeedOrigin
 from ablate.experiments.records.calibration import Sizing
-from ablate.experiments.records.circumstances import Countersignature
+from ablate.experiments.records.circumstances import Registration
 from ablate.service.schemas.ablations import Links
 from ablate.service.schemas.public import INDEX, Public
 
@@ -44,8 +44,12 @@ class ImportPublic(Public):
 class PlanRegistered(Public):
     """The answer to the registration of a plan."""
 
-    countersigned: Countersignature
-    """For the field `countersigned` of the plan file."""
+    registered: Registration
+    """For the field `registered` of the plan file."""
+    seeds: list[int]
+    """Drawn for the plan, by their number in its blocks; none if its spec lists them."""
+    digest: str
+    """Of the plan file with both. An import of another one under this id is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +192,8 @@ class BlockOrder(Public):
     """One planned block."""
 
     index: int = Field(description=INDEX)
-    seed: int
+    seed: int | None
+    """Null if it will be drawn at the submission."""
     order: list[str]
 
 
@@ -233,6 +238,7 @@ class PlanPublic(Public):
     window_steps: int
     """Timed steps of a trial."""
     mde_pct_per_sd_pct: float | None
+    seeds: SeedOrigin
     over_seeds: bool
     """Whether a loss decides by statistics over seeds."""
     sizing: Sizing | None

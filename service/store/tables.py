@@ -234,7 +234,6 @@ ablations = Table(
     Column("mlflow_experiment_id", String(64)),
     Column("mlflow_run_id", String(64)),
     Column("bundles", Text),
-    Column("unsigned", Text),
     Column("request_id", String(64)),
     Column("logs_dropped_at", Double),
     Index("ix_ablations_state_id", "state", "id"),
@@ -279,10 +278,12 @@ registered_plans = Table(
     metadata,
     Column("ablation_id", String(30), primary_key=True),
     Column("name", String(120), nullable=False),
+    Column("sent_digest", String(71), nullable=False),  # of the plan before its registration
     Column("digest", String(71), nullable=False),
+    Column("seeds", Text, nullable=False),  # drawn for it, as JSON; empty if its spec lists them
+    Column("family", Text, nullable=False),
     Column("registered_at", Double, nullable=False),
     Column("registered_by", String(64), nullable=False),
-    Column("countersignature", Text),
 )
 
 registered_questions = Table(
@@ -292,12 +293,6 @@ registered_questions = Table(
     Column("arm", String(120), nullable=False),
     Column("digest", String(71), nullable=False, index=True),
     PrimaryKeyConstraint("ablation_id", "arm"),
-)
-
-service_keys = Table(
-    "service_keys",
-    metadata,
-    Column("seed", String(64), primary_key=True),  # of the private key that countersigns plans, hexadecimal
 )
 
 blocks = Table(
@@ -381,7 +376,8 @@ attempts = Table(
     Column("message", Text),
     Column("report_digest", String(71)),
     Column("arm", String(120)),
-    Column("signature", Text),
+    Column("signed_by", String(51)),  # key of the node's report, or of the bundle
+    Column("signature", String(86)),  # of the report; a bundle has its own
     Index("ix_attempts_ablation_id_state", "ablation_id", "state"),
     Index("ix_attempts_node_id_started_at", "node_id", "started_at"),
 )

@@ -99,7 +99,7 @@ def main() -> None:
         },
         baseline={"args": ["2.0"]},
         variants={"fewer": {"args": ["1.8"]}},
-        design={"seeds": 6, "blocks": {"count": 6}, "order_seed": 1},
+        design={"seeds": [*range(1, 7)], "blocks": {"count": 6}, "order_seed": 1},
         verdict={"primary": {"metric": "loss_final", "margin": "1%"}},
     )
     text = json.dumps(values)

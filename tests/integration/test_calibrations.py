@@ -166,7 +166,7 @@ def test_a_design_that_the_measured_noise_blinds_is_refused_and_sized_instead(ap
 def test_a_plan_of_a_loss_knows_the_spread_of_seeds_of_an_earlier_ablation(both: Api) -> None:
     api = both
     primary = {"metric": "loss_val", "margin": "0.02 nats"}
-    asked = spec_values(design={"seeds": 8, "blocks": {"count": 8}}, verdict__primary=primary)
+    asked = spec_values(design={"seeds": [*range(1, 9)], "blocks": {"count": 8}}, verdict__primary=primary)
     untried = planned(api, asked)
     assert (untried["over_seeds"], untried["sizing"]) == (True, None)
     assert api.post_spec(asked).status_code == 202

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from ablate.experiments.outcomes import SeedOrigin
 from ablate.experiments.records.bundle_files import MANIFEST, RECEIPT, write_tar
 from ablate.experiments.records.plan_file import read_plan_file
 from ablate.experiments.records.signing import Signer
 from ablate.service.client.settings import get_client_settings
-from tests.api_stack import Api, served_api
+from tests.api_stack import SIGNER, Api, receipts_of, served_api
 from tests.bundles import make_bundle, make_file, write_folder
 from tests.cli import ablate, speaking_to
 
@@ -50,7 +51,7 @@ def test_verdict_report_and_receipts_of_a_bundle_need_no_service(tmp_path: Path)
     folder = write_folder(make_bundle(FILE), tmp_path / "bundle")
     code, out, _err = ablate("verdict", folder, "--explain")
     assert (code, "6/6 blocks on cpu" in out) == (3, True)
-    unsigned = "Not signed: manifest.json and 6 other files"
+    unsigned = "Nobody signed for far-node: anybody who had the files could have changed them"
     assert "blocks 1-6 of far-node: signed by nobody" in out
     assert unsigned in out
     page = tmp_path / "r.html"
@@ -60,7 +61,7 @@ def test_verdict_report_and_receipts_of_a_bundle_need_no_service(tmp_path: Path)
     own = Signer(b"o" * 32)
     signed = write_folder(make_bundle(FILE, signer=own), tmp_path / "signed")
     code, out, _err = ablate("verdict", signed)
-    assert (f"blocks 1-6 of far-node: signed by {own.key}" in out, "Not signed" in out) == (True, False)
+    assert (f"blocks 1-6 of far-node: signed by {own.key}" in out, "Nobody signed" in out) == (True, False)
     code, out, _err = ablate("offline", "verify", folder)
     assert (code, out.count("good")) == (0, 18)
 
@@ -74,7 +75,7 @@ def test_verify_says_who_signed_and_refuses_other_keys(tmp_path: Path) -> None:
     assert (code, f"is signed by {own.key}, which is none of the given keys" in out) == (6, True)
     unsigned = write_folder(make_bundle(FILE, [0]), tmp_path / "unsigned")
     code, out, err = ablate("offline", "verify", unsigned, "--key", own.key)
-    assert (code, "is not signed whole: manifest.json" in out, "signed by nobody" in err) == (6, True, True)
+    assert (code, "is not signed" in out, "signed by nobody" in err) == (6, True, True)
 
 
 def test_a_stripped_signature_is_the_first_line_and_fails_where_signatures_are_required(tmp_path: Path) -> None:
@@ -86,21 +87,28 @@ def test_a_stripped_signature_is_the_first_line_and_fails_where_signatures_are_r
     for option, expected in ((), 0), (("--signed",), 6):
         code, out, _err = ablate("offline", "verify", stripped, *option)
         assert (code, out.startswith(f"UNSIGNED  {manifest}: anybody who had these files")) == (expected, True)
-    assert "is not signed whole: manifest.json" in out
+    assert f"DAMAGED  {manifest}\n    is not signed" in out
     unsigned = write_folder(make_bundle(FILE, [0]), tmp_path / "no")
     code, out, _err = ablate("offline", "verify", unsigned, "--json")
-    assert (code, json.loads(out)["unsigned"]) == (0, [f"{unsigned}/{MANIFEST}", f"{unsigned}/blocks/0001/block.json"])
+    assert (code, json.loads(out)["unsigned"]) == (0, [f"{unsigned}/{MANIFEST}"])
 
 
 def test_a_plan_is_counted_by_the_service_before_it_is_carried_away(tmp_path: Path, api: Api) -> None:
     path = tmp_path / "plan.json"
     for number in (1, 2):
         code, out, err = ablate("plan", "demo", "--out", path)
-        assert (code, f"counted  as asking {number} of its question, by service ed25519:" in out) == (0, True), err
-    assert read_plan_file(path.read_bytes()).countersigned is not None
+        assert (code, f"counted  as asking {number} of its question, with seeds drawn now" in out) == (0, True), err
+    first = read_plan_file(path.read_bytes())
+    assert (first.registered is None, first.plan.seeds) == (False, SeedOrigin.DRAWN)
+    code, out, _err = ablate("plan", "demo", "--out", path, "--seeds", "7,8")
+    assert (code, "asking 3 of its question, with seeds chosen in the spec" in out) == (0, True)
+    assert [block.seed for block in read_plan_file(path.read_bytes()).plan.blocks] == [7, 8, 7, 8]
+    code, _out, err = ablate("plan", "demo", "--seeds", "7;8")
+    assert (code, "--seeds is '7;8'; allowed: whole numbers with commas between them" in err) == (5, True), err
     code, out, _err = ablate("plan", "demo", "--out", path, "--unregistered")
     assert (code, "counted  by nobody: no service registered this plan" in " ".join(out.split(" "))) == (0, True)
-    assert read_plan_file(path.read_bytes()).countersigned is None
+    alone = read_plan_file(path.read_bytes())
+    assert (alone.registered, alone.plan.seeds) == (None, SeedOrigin.DRAWN)
 
 
 def test_import_trusts_the_key_that_it_is_told(tmp_path: Path, api: Api) -> None:
@@ -153,22 +161,26 @@ def test_import_refuses_what_is_no_bundle_and_parts_that_do_not_belong_together(
 
 
 def test_a_receipt_fetched_alone_says_who_signed_its_block(tmp_path: Path, api: Api) -> None:
-    own, other = Signer(b"o" * 32), Signer(b"x" * 32)
-    folder = write_folder(make_bundle(FILE, [0, 1], signer=own), tmp_path / "bundle")
-    assert ablate("offline", "import", folder, "--trust", own.key)[0] == 0
-    trials = [row["id"] for row in api.get(f"/v1/ablations/{FILE.ablation_id}/trials").json()["items"]]
+    own, other = SIGNER, Signer(b"x" * 32)
+    made = api.submit()
+    node_id = api.register()
+    for _ in range(2):
+        block = api.claim(node_id)
+        assert block is not None
+        assert api.attempt(block, "report", receipts=receipts_of(block, node_id)).status_code == 200
+    trials = [row["id"] for row in api.get(f"/v1/ablations/{made['id']}/trials").json()["items"]]
     path, every = tmp_path / "receipt.json", tmp_path / "receipts.json"
     assert ablate("offline", "receipts", trials[1], "--output", path)[0] == 0
     code, out, err = ablate("offline", "verify", path, "--key", own.key)
-    assert (code, out.count("good"), f"signed by {own.key} of far-node" in err) == (0, 1, True)
+    assert (code, out.count("good"), f"signed by {own.key} of node-a" in err) == (0, 1, True)
     code, out, _err = ablate("offline", "verify", path, "--key", other.key)
     assert (code, f"is signed by {own.key}, which is none of the given keys" in out) == (6, True)
-    assert ablate("offline", "receipts", FILE.ablation_id, "--output", every)[0] == 0
+    assert ablate("offline", "receipts", made["id"], "--output", every)[0] == 0
     code, out, err = ablate("offline", "verify", every)
-    assert (code, out.count("good"), f"6 receipts: signed by {own.key} of far-node" in err) == (0, 6, True)
-    for called, count in ((FILE.plan.ablation, 6), (FILE.ablation_id[:-2], 6), ("latest", 6), ("latest/1/psiv-on", 1)):
+    assert (code, out.count("good"), f"6 receipts: signed by {own.key} of node-a" in err) == (0, 6, True)
+    for called, count in ((made["name"], 6), (made["id"][:-2], 6), ("latest", 6), ("latest/1/psiv-on", 1)):
         code, out, err = ablate("offline", "verify", called, "--key", own.key)
-        assert (code, out.count("good  "), f"signed by {own.key} of far-node" in err) == (0, count, True), (called, err)
+        assert (code, out.count("good  "), f"signed by {own.key} of node-a" in err) == (0, count, True), (called, err)
     assert "good  latest/1/psiv-on" in out
     code, out, err = ablate("offline", "verify", "latest/1", "--key", other.key)
     assert (code, out.count("DAMAGED")) == (6, 1)
@@ -180,6 +192,16 @@ def test_a_receipt_fetched_alone_says_who_signed_its_block(tmp_path: Path, api: 
         path.write_text(json.dumps(edit(good, other)))
         code, out, _err = ablate("offline", "verify", path)
         assert (code, said in out) == (6, True), (said, out)
+
+
+def test_a_receipt_of_an_import_has_no_signature_of_its_own(tmp_path: Path, api: Api) -> None:
+    own = Signer(b"o" * 32)
+    folder = write_folder(make_bundle(FILE, [0, 1], signer=own), tmp_path / "bundle")
+    assert ablate("offline", "import", folder, "--trust", own.key)[0] == 0
+    code, out, err = ablate("offline", "verify", FILE.ablation_id)
+    assert (code, out.startswith("UNSIGNED"), "6 receipts: signed by nobody" in err) == (0, True, True)
+    _code, out, _err = ablate("verdict", folder, "--json")
+    assert [one["key"] for one in json.loads(out)["circumstances"]["signers"]] == [own.key]
 
 
 def _another_digest(receipt: dict[str, Any], _: Signer) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,13 +13,13 @@ import pytest
 import yaml
 
 from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
-from ablate.experiments.analysis.noise.calibration_file import KIND
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.records.calibration import Calibration
 from ablate.experiments.records.plan_file import read_plan_file
 from ablate.service.background.outbox_handlers import OutboxHandlers
 from ablate.service.lifecycle import OutboxKind
 from tests.api_stack import Api, served_api
+from tests.bundles import make_bundle, make_file, write_folder
 from tests.calibrations import noisy_blocks
 from tests.cli import ablate, speaking_to
 from tests.factories import make_receipt, make_spec, spec_values
@@ -67,29 +68,28 @@ def test_the_plan_holds_the_baseline_twice_and_another_order_each_time(executed:
 def test_its_bundle_gives_a_calibration_that_a_verdict_cites_and_an_altered_one_is_refused(
     executed: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / "calibration.json"
-    code, out, err = ablate("nodes", "calibration", executed / "bundle", "--out", path)
+    code, out, err = ablate("nodes", "calibration", executed / "bundle", "--json")
     assert code == 0, err
-    assert "6 A/A blocks" in out
-    made = Calibration.model_validate(json.loads(path.read_bytes())["calibration"])
+    (values,) = json.loads(out)
+    made = Calibration.model_validate(values)
     assert (made.blocks, made.key.recipe) == (6, "hybrid-tiny")
-    _code, out, _err = ablate("verdict", executed / "bundle", "--calibration", path, "--json")
+    _code, out, _err = ablate("verdict", executed / "bundle", "--calibration", executed / "bundle", "--json")
     admission = json.loads(out)["circumstances"]["admission"]
     assert [one["digest"] for one in admission["calibrations"]] == [made.digest]
     assert "admit it" not in (admission["refused_because"] or ""), "six A/A blocks are enough"
     assert len({block.signed_by for block in made.samples}) == 1
     assert made.samples[0].signed_by is not None
-    values = json.loads(path.read_bytes())
-    values["calibration"]["sd_upper_pct"] = 0.01
-    path.write_text(json.dumps(values))
-    code, _out, err = ablate("verdict", executed / "bundle", "--calibration", path)
+    altered = shutil.copytree(executed / "bundle", tmp_path / "altered")
+    receipt = next(altered.rglob("receipt.json"))
+    receipt.write_text(receipt.read_text().replace('"wall_s": ', '"wall_s": 1'))
+    code, _out, err = ablate("verdict", executed / "bundle", "--calibration", altered)
     assert (code, "was altered" in err) == (5, True)
 
 
 def test_what_is_no_calibration_is_refused_by_name(executed: Path, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     code, _out, err = ablate("nodes", "calibration", tmp_path / "x.json")
-    assert (code, "is neither a bundle nor a calibration" in err) == (5, True)
+    assert (code, "x.json" in err, "holds 0 manifests" in err or "is not a tar file" in err) == (5, True, True), err
     code, _out, err = ablate("verdict", "abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3", "--calibration", executed / "bundle")
     assert (code, "--calibration is for bundles" in err) == (5, True)
 
@@ -136,18 +136,17 @@ def test_what_cannot_be_calibrated_is_refused_with_the_reason(arguments: list[st
     assert (code, said in err) == (5, True), err
 
 
-def test_a_plan_for_a_node_that_reaches_nothing_is_sized_by_a_calibration_file(
+def test_a_plan_for_a_node_that_reaches_nothing_is_sized_by_an_aa_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, known, plan = tmp_path / "spec.json", tmp_path / "calibration.json", tmp_path / "plan.json"
+    spec, plan = tmp_path / "spec.json", tmp_path / "plan.json"
+    known = write_folder(make_bundle(make_file()), tmp_path / "aa")
     spec.write_text(json.dumps(spec_values(design__blocks="auto")))
     code, _out, err = ablate("plan", spec, "--out", plan)
     assert (code, "ablate aa cpu --like SPEC" in err, plan.exists()) == (5, True, False)
     like = make_spec()
     calibration = calibrate(key_of(like, make_receipt(make_plan(like), 0, "baseline")), noisy_blocks(sd=0.02))
-    pairs = [[] for _ in calibration.samples]  # the evidence is checked in test_calibration_file.py
-    monkeypatch.setattr("ablate.experiments.analysis.noise.calibration_file._block_problems", lambda *_: ())
-    known.write_text(json.dumps({"kind": KIND, "calibration": calibration.model_dump(mode="json"), "receipts": pairs}))
+    monkeypatch.setattr("ablate.service.cli.calibrations.calibrations_of", lambda *_: (calibration,))
     code, _out, err = ablate("plan", spec, "--out", plan, "--calibration", known)
     assert code == 0, err
     file = read_plan_file(plan.read_bytes())

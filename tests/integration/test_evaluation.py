@@ -415,8 +415,8 @@ class Session:
         incumbent = parse_spec(self.spec, YAML)
         assert list(proposal_problems(parse_spec(body, YAML), incumbent, "night")) == []
         text, spec = proposed(body, YAML, parse_spec(body, YAML), "night", number=self._number, kept=())
-        plan = make_plan(spec)
-        file = make_plan_file(plan, spec_text=text.decode(), content_type=YAML, code={})
+        file = make_plan_file(make_plan(spec), spec_text=text.decode(), content_type=YAML, code={})
+        plan = file.plan
         with block_runner(self._folder / name / "home", self._pieces) as runner:
             receipts = [
                 receipt

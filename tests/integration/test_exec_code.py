@@ -14,8 +14,7 @@ import yaml
 
 from ablate.experiments.documents import seal
 from ablate.experiments.errors import BundleError, PlanFileError
-from ablate.experiments.records.bundle import Attempt, signed_attempt
-from ablate.experiments.records.bundle_files import BLOCK, PLAN, RECEIPT, read_bundle_files
+from ablate.experiments.records.bundle_files import PLAN, RECEIPT, read_bundle_files
 from ablate.experiments.records.bundle_reader import open_bundle
 from ablate.experiments.records.code_archive import pack_code
 from ablate.experiments.records.plan_file import PlanWithCode, read_plan_file
@@ -136,13 +135,7 @@ def resigned(
     receipt = Receipt.model_validate_json(files[path])
     assert receipt.program is not None
     lie = seal(receipt.model_copy(update={"program": change(receipt.program)}))
-    block = f"{path.rsplit('/', 2)[0]}/{BLOCK}"
-    changed = {**files, path: lie.model_dump_json().encode()}
-    receipts = sorted(name for name in changed if name.startswith(block.removesuffix(BLOCK)) and name.endswith(RECEIPT))
-    file = read_plan_file(files[PLAN])
-    digests = [Receipt.model_validate_json(changed[name]).digest for name in receipts]
-    attempt = signed_attempt(file, Attempt.model_validate_json(files[block]), digests, signer)
-    return sealed(file, {**changed, block: attempt.model_dump_json().encode()}, signer)
+    return sealed(read_plan_file(files[PLAN]), {**files, path: lie.model_dump_json().encode()}, signer)
 
 
 def changed(plan: Path, target: Path, change: Callable[[str, bytes], bytes | None]) -> Path:

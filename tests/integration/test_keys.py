@@ -31,9 +31,9 @@ def operate(api: Api, key: str, verb: str, **body: Any) -> httpx.Response:
     return api.client.post(f"/v1/keys/{key}:{verb}", headers=api.admin, json=body)
 
 
-def send(api: Api, files: dict[str, bytes], **options: Any) -> httpx.Response:
+def send(api: Api, *files: dict[str, bytes], **options: Any) -> httpx.Response:
     headers = {**api.admin, "Content-Type": "application/x-tar"}
-    return api.client.post("/v1/ablations:import", headers=headers, params=options, content=archive_of(files))
+    return api.client.post("/v1/ablations:import", headers=headers, params=options, content=archive_of(*files))
 
 
 def problem(answer: httpx.Response) -> tuple[str, str]:
@@ -170,16 +170,17 @@ def test_import_of_what_nobody_signed_is_said_by_the_verdict(api: Api) -> None:
     file = make_file()
     files = make_bundle(file, [0, 1])
     where, detail = problem(send(api, files))
-    assert (where, "3 files are not signed: blocks/0001/block.json" in detail) == ("query:unsigned", True)
+    assert (where, "a bundle is not signed by its node" in detail) == ("query:unsigned", True)
     assert send(api, files, unsigned=True).status_code == 200
     circumstances = judged(api, file.ablation_id).circumstances
     (signer,) = circumstances.signers
     assert (signer.name, signer.key, signer.blocks) == ("far-node", None, (0, 1))
-    assert circumstances.unsigned == open_bundle(files).unsigned
 
 
-def test_signed_blocks_under_an_unsigned_manifest_are_not_enough(api: Api) -> None:
+def test_one_unsigned_bundle_among_signed_ones_is_not_enough(api: Api) -> None:
     file = make_file()
-    less = sealed(file, make_bundle(file, [0, 1], signer=MINE))
-    answer = send(api, less, trust=[MINE.key])
-    assert problem(answer)[1] == "1 files are not signed: manifest.json"
+    bundles = make_bundle(file, [0, 1], signer=MINE), make_bundle(file, [2, 3])
+    answer = send(api, *bundles, trust=[MINE.key])
+    assert problem(answer) == ("query:unsigned", "a bundle is not signed by its node")
+    assert send(api, *bundles, trust=[MINE.key], unsigned=True).status_code == 200
+    assert {one.key for one in judged(api, file.ablation_id).circumstances.signers} == {MINE.key, None}

@@ -12,12 +12,14 @@ import pytest
 from sqlalchemy import func, select
 
 from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import seeds_of
 from ablate.experiments.design.power import session_level
 from ablate.experiments.outcomes import FailureClass
 from ablate.service.background.outbox_handlers import OutboxHandlers
 from ablate.service.lifecycle import OutboxKind
 from ablate.service.routes import sessions
 from ablate.service.store.ablations import sessions as store
+from ablate.service.store.blocks.block_wire import plan_of
 from ablate.service.store.tables import ablations, proposals
 from ablate.service.submitting import accepted
 from tests.answering import report
@@ -290,11 +292,12 @@ def test_a_loss_needs_no_calibration_and_other_seeds_each_time(api: Api) -> None
     made = tried(api, spec)
     api.cancel(made["accepted"]["id"])
     again = tried(api, spec)
-    seeds = [re.findall(r"its seeds are ([\d, ]+): ", str(one["accepted"]["warnings"])) for one in (made, again)]
-    first, second = ({int(seed) for seed in one.split(", ")} for (one,) in seeds)
+    first, second = ({*seeds_of(plan_of(api.store, one["accepted"]["id"]))} for one in (made, again))
     assert (len(first), len(second), first & second) == (6, 6, set())
-    blocks = api.get(f"/v1/ablations/{again['accepted']['id']}/blocks").json()["items"]
-    assert {block["seed"] for block in blocks} == second
+    api.cancel(again["accepted"]["id"])
+    listed = tried(api, values_of(verdict__primary=loss, design__seeds=[1, 2, 3, 4, 5, 6]))["accepted"]
+    assert any("the seeds of its spec are not used" in one for one in listed["warnings"])
+    assert {*range(1, 7)}.isdisjoint(seeds_of(plan_of(api.store, listed["id"])))
 
 
 LOSS = {"metric": "loss_val", "margin": "0%"}

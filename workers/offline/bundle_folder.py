@@ -3,7 +3,7 @@
 import fcntl
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
@@ -11,7 +11,7 @@ from typing import TextIO
 from pydantic import BaseModel, ValidationError
 
 from ablate.experiments.documents import write_whole
-from ablate.experiments.errors import BundleError, PlanFileError, SpecProblem
+from ablate.experiments.errors import BundleError, PlanFileError
 from ablate.experiments.ids import new_id
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.bundle import (
@@ -20,18 +20,22 @@ from ablate.experiments.records.bundle import (
     Bundle,
     Manifest,
     NodeRecord,
-    SomeAttempt,
     block_folder,
     make_manifest,
-    signed_attempt,
     trial_folder,
 )
 from ablate.experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, WORK, read_bundle_files
-from ablate.experiments.records.bundle_reader import altered_files, node_keys, open_bundle, read_manifest
+from ablate.experiments.records.bundle_reader import (
+    altered_files,
+    open_bundle,
+    read_manifest,
+    read_nodes,
+    signature_problems,
+)
 from ablate.experiments.records.messages import NodeRegistration
 from ablate.experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file
 from ablate.experiments.records.receipts import Receipt
-from ablate.experiments.records.signing import Signer, manifest_statement, signature_problem, signing_problem
+from ablate.experiments.records.signing import Signer, manifest_statement, signing_problem
 from ablate.workers.errors import ExecRefused
 from ablate.workers.paths import TrialPaths, WorkPaths
 from ablate.workers.processes.trial_output import LogTail
@@ -70,7 +74,7 @@ class BundleFolder:
 
         Raises:
             ExecRefused: another process uses the folder; or it contains another plan, other files or, without `resume`,
-                anything; or it is signed and this run cannot sign.
+                anything; or another key signs it.
             BundleError: a file in it was altered.
 
         """
@@ -116,15 +120,14 @@ class BundleFolder:
             target.mkdir(parents=True)
             write_whole(target / RECEIPT, receipt.model_dump_json(indent=1) + "\n")
             write_whole(target / LOG, _log_text(receipt.ids.trial, files))
-        signed = self._signed(attempt, [receipt.digest for receipt in receipts])
-        write_whole(folder / BLOCK, signed.model_dump_json(indent=1) + "\n")
+        write_whole(folder / BLOCK, attempt.model_dump_json(indent=1) + "\n")
         (self.root / own).parent.mkdir(exist_ok=True)
         folder.replace(self.root / own)
         self.seal()
 
     def keep_broken(self, attempt: BrokenAttempt) -> None:
         """Record an attempt that broke."""
-        self._write(f"attempts/{attempt.attempt_id}.json", self._signed(attempt))
+        self._write(f"attempts/{attempt.attempt_id}.json", attempt)
         self.seal()
 
     def drop_work_of(self, attempt_id: str) -> None:
@@ -136,7 +139,7 @@ class BundleFolder:
         """Write the manifest of the present files, signed if this run can sign and has described its machine."""
         contents = {path: data for path, data in read_bundle_files(self.root).items() if path != MANIFEST}
         manifest = make_manifest(self._plan_file, contents)
-        if self._signer is not None and self._signer.key in node_keys(contents):
+        if self._signer is not None and read_nodes(contents):
             signature = self._signer.sign(manifest_statement(manifest.digest))
             manifest = manifest.model_copy(update={"signature": signature})
         self._write(MANIFEST, manifest)
@@ -173,26 +176,28 @@ class BundleFolder:
     def _verified(self) -> Bundle:
         """Compare with the manifest, then add the finished blocks of a killed run that its manifest lacks."""
         files = read_bundle_files(self.root)
+        nodes = read_nodes(files).values()
+        self._refuse_another_node(nodes)
         if MANIFEST in files:
             manifest = read_manifest(files)
-            problems = [*altered_files(manifest, files), *self._signature_problems(manifest)]
+            problems = [*altered_files(manifest, files), *signature_problems(manifest, nodes)]
             if problems:
                 raise BundleError(problems)
         self.seal()
-        return open_bundle(read_bundle_files(self.root), can_verify=self._signer is not None)
+        return open_bundle(read_bundle_files(self.root))
 
-    def _signature_problems(self, manifest: Manifest) -> Iterator[SpecProblem]:
-        """Check the manifest's signature before this run replaces it."""
-        if manifest.signature is None:
+    def _refuse_another_node(self, nodes: Iterable[NodeRecord]) -> None:
+        """Raise ExecRefused if another key, or none, signs this bundle: one signature covers all of it."""
+        own = None if self._signer is None else self._signer.key
+        others = {node.registration.public_key for node in nodes} - {own}
+        if not others:
             return
-        if self._signer is None:
-            raise ExecRefused(f"{self.root} is signed, but this run cannot sign: {signing_problem()}")
-        problem = signature_problem(manifest.signature, manifest_statement(manifest.digest))
-        if problem is not None:
-            yield SpecProblem(pointer=MANIFEST, detail=f"its signature {problem}")
-
-    def _signed(self, attempt: SomeAttempt, receipts: Sequence[str] = ()) -> SomeAttempt:
-        return signed_attempt(self._plan_file, attempt, receipts, self._signer)
+        key = others.pop() or "nobody"
+        this = f"this run signs with {own}" if own else f"this run cannot sign: {signing_problem()}"
+        raise ExecRefused(
+            f"{self.root} is signed by {key}, and {this}; run the missing blocks into another folder, and import both "
+            "together: ablate offline import ONE OTHER"
+        )
 
     def _with_killed(self, bundle: Bundle) -> Bundle:
         """Record the attempt that was running when an earlier run was killed: it is evidence like any other."""
@@ -209,7 +214,7 @@ class BundleFolder:
         if running.attempt_id not in finished:
             self.keep_broken(self._killed(running))
         self.drop_work_of(running.attempt_id)
-        return open_bundle(read_bundle_files(self.root), can_verify=self._signer is not None)
+        return open_bundle(read_bundle_files(self.root))
 
     def _killed(self, running: Attempt) -> BrokenAttempt:
         """Return the attempt as one that broke in the trial, and at the time, of the last file that was written."""

@@ -148,7 +148,7 @@ class CheckedSpec:
     @property
     def wanted(self) -> tuple[WantedRun, ...]:
         """The runs: each arm once, and the baseline with another seed if a number that it reports decides."""
-        first = self.spec.design.seeds[0]
+        first = (self.spec.design.chosen_seeds or (1,))[0]
         runs = [
             WantedRun(config=_short(config), seed=first, words=f", arm {name}") for name, config in self.arms.items()
         ]

@@ -157,10 +157,10 @@ def _signer(path: Path, console: Console) -> Signer | None:
     try:
         signer = node_signer(path)
     except SigningUnavailable as error:
-        console.print(f"[bold yellow]UNSIGNED:[/] blocks are not signed: {escape(str(error))}")
+        console.print(f"[bold yellow]UNSIGNED:[/] the bundle is not signed: {escape(str(error))}")
         console.print("          anybody with access to the bundle could have written it; import it with --unsigned")
         return None
-    console.print(f"blocks are signed with {signer.key} ({escape(str(path))})")
+    console.print(f"the bundle is signed with {signer.key} ({escape(str(path))})")
     return signer
 
 
@@ -333,7 +333,7 @@ def remarks(plan_file: PlanFile, node: Node) -> Iterator[str]:
             f"here: {own_digest[:19]}); arms and order are the same, and the receipts name the code of this node"
         )
     carried = carried_plan(plan_file)
-    if carried is not None and carried.registered_by is None:
+    if carried is not None and carried.registered_at is None:
         yield f"{NOT_REGISTERED}; to change that: ablate plan SPEC --out PLAN, with a service"
     yield from node.lacks
 

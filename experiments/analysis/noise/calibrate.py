@@ -18,7 +18,7 @@ from ablate.experiments.design.plan import Plan
 from ablate.experiments.design.rule import COMPILE_TIME, PROCESS_TIMES, reported_estimator, window_estimator
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.digest import digest
-from ablate.experiments.documents import seal, seal_problem
+from ablate.experiments.documents import seal
 from ablate.experiments.outcomes import BASELINE, Outcome
 from ablate.experiments.records.calibration import AABlock, Calibration, CalibrationKey, Source
 from ablate.experiments.records.receipts import Receipt, device_identity, identities, read_named
@@ -33,7 +33,6 @@ _BY_ESTIMATOR = {
 """Metrics that no other metric shares its noise with, by the digest of their estimator."""
 _ESTIMATOR_OF = {metric: estimator for estimator, metric in _BY_ESTIMATOR.items()}
 CONFIDENCE = 0.95
-_TOLERANCE = 1e-9
 
 
 def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
@@ -243,24 +242,3 @@ def _variance_p(samples: Sequence[AABlock]) -> float | None:
 def seconds(moment: str) -> float:
     """Return an RFC 3339 time as seconds since 1970."""
     return datetime.fromisoformat(moment).timestamp()
-
-
-def calibration_problems(calibration: Calibration) -> list[str]:
-    """Return the problems of a calibration from elsewhere: a broken seal, or numbers that do not follow from it."""
-    altered = seal_problem(calibration)
-    if altered is not None:
-        return [altered]
-    if len(calibration.samples) < 2:
-        return [f"{len(calibration.samples)} A/A blocks do not show noise; needed: at least 2"]
-    again = calibrate(calibration.key, calibration.samples)
-    return [
-        f"{name} is {getattr(calibration, name)}; the samples give {getattr(again, name)}"
-        for name in Calibration.model_fields
-        if name != "digest" and not _agree(getattr(calibration, name), getattr(again, name))
-    ]
-
-
-def _agree(one: object, other: object) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
-    return one == other

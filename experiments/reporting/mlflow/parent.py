@@ -105,9 +105,9 @@ def _circumstances(verdict: Verdict) -> dict[str, str]:
 
 
 def _registered(circumstances: Circumstances) -> dict[str, str]:
-    """Return which service registered a plan that ran without one."""
+    """Return when a service registered a plan that ran without one."""
     carried = circumstances.carried
-    return {} if carried is None else {"ablation.plan_registered": carried.registered_by or "by nobody"}
+    return {} if carried is None else {"ablation.plan_registered": carried.registered_at or "by nobody"}
 
 
 def _points(view: AblationView) -> Iterator[content.Point]:
@@ -157,7 +157,9 @@ def _params(view: AblationView) -> dict[str, str]:
 
 def _texts(view: AblationView, report_html: str | None) -> dict[str, str]:
     kind = view.content_type.partition(";")[0].rpartition("/")[2].removeprefix("x-")
-    texts = {f"spec.{kind}": view.spec_text, "plan.json": canonical_json(view.plan.model_dump(mode="json"))}
+    texts = {f"spec.{kind}": view.spec_text}
+    if STATUS[view.state] not in OPEN:  # nobody may read a seed in it before its block is claimed
+        texts["plan.json"] = canonical_json(view.plan.model_dump(mode="json"))
     archives = {archive for arm in view.plan.arms for archive in arm.config.archives}
     texts = {name: without_archives(text, archives) for name, text in texts.items()}  # anybody reads them
     if report_html is not None:

@@ -15,6 +15,7 @@ from ablate.experiments.outcomes import Outcome, TrialState
 from ablate.experiments.records.compilation_report import CompilationReport, HbmPlan
 from ablate.experiments.records.receipts import Receipt, held_by
 from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.sentences import registration, seeds
 from ablate.experiments.reporting.table import Table, codes, numbers, row, texts
 from ablate.experiments.reporting.verdict_layout import speed_unjudged
 from ablate.experiments.reporting.view import AblationView, TrialView
@@ -237,7 +238,7 @@ def blocks_table(view: AblationView) -> Table:
         rows.append(
             row(
                 str(block_number(block.index)),
-                str(block.seed),
+                str(block.seed) if receipts else wording.NOTHING,  # nobody may know a seed before it is claimed
                 " \N{RIGHTWARDS ARROW} ".join(block.order),
                 _counts(states) or wording.NOTHING,
                 receipts[0].environment.node_name if receipts else wording.NOTHING,
@@ -332,6 +333,7 @@ def provenance_table(view: AblationView) -> Table:
         ("rule", view.plan.rule_digest),
         *((("verdict", view.verdict.digest),) if view.verdict else ()),
         *_signers(view),
+        *((("seeds", seeds(view.verdict)),) if view.verdict else ()),
         *((f"arm {arm.name}", arm.digest) for arm in view.plan.arms),
         ("code", _distinct(r.digests.code for r in receipts)),
         ("data", _distinct(r.digests.data for r in receipts)),
@@ -354,9 +356,8 @@ def _signers(view: AblationView) -> Iterator[tuple[str, str]]:
         blocks = wording.shorten(block_list(sorted(signer.blocks)), wording.LONGEST_BLOCK_LIST)
         key = signer.key or "nobody: anyone with access to the files could have written them"
         yield f"blocks {blocks} of {signer.name}, signed by", str(key)
-    carried = view.verdict.circumstances.carried if view.verdict else None
-    if carried is not None:
-        yield "plan, registered by service", carried.registered_by or "nobody"
+    if view.verdict is not None and view.verdict.circumstances.carried is not None:
+        yield "plan, registered by a service", registration(view.verdict) or "by none"
 
 
 def _serials(receipt: Receipt) -> str | None:

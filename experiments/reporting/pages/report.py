@@ -23,6 +23,7 @@ from ablate.experiments.reporting.pages.program_tables import program_tables
 from ablate.experiments.reporting.pictures import registry
 from ablate.experiments.reporting.pictures.drawing import Picture
 from ablate.experiments.reporting.pictures.theme import theme_css
+from ablate.experiments.reporting.sentences import ORIGINS
 from ablate.experiments.reporting.step_traces import step_table
 from ablate.experiments.reporting.table import Table
 from ablate.experiments.reporting.verdict_layout import is_exact, over_seeds
@@ -128,7 +129,9 @@ def _circumstances(verdict: Verdict) -> Iterator[Fact]:
         calibrated = "not needed, the seeds show the noise"
     yield Fact("Calibrated", calibrated, CALIBRATIONS)
     keys = {signer.key for signer in circumstances.signers}
-    yield Fact("Signed", "no" if None in keys or circumstances.unsigned else f"by {wording.counted(len(keys), 'key')}")
+    own = verdict.seeds
+    yield Fact("Seeds", f"{len(own.used)}, {ORIGINS[own.origin]}" if own.used else "none ran")
+    yield Fact("Signed", "no" if None in keys else f"by {wording.counted(len(keys), 'key')}")
     if circumstances.attempts:
         yield Fact("Broken attempts", f"{len(circumstances.attempts):,}", ATTEMPTS)
     if circumstances.family.earlier:

@@ -9,7 +9,7 @@ from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.block_numbers import block_list
 from ablate.experiments.outcomes import Required
 from ablate.experiments.reporting import wording
-from ablate.experiments.reporting.sentences import origin_problems
+from ablate.experiments.reporting.sentences import origin_problems, seeds
 from ablate.experiments.reporting.table import Table
 from ablate.experiments.reporting.verdict_layout import (
     VariantLayout,
@@ -146,6 +146,8 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
     for signer in circumstances.signers:
         who = "unsigned" if signer.key is None else f"signed by `{signer.key}`"
         yield f"- blocks {block_list(signer.blocks)} ran on `{signer.name}`; {who}"
+    if verdict.seeds.used:
+        yield f"- {seeds(verdict)}"
     for problem in origin_problems(verdict):
         yield f"- {problem[0].lower()}{problem[1:]}"
     if reason := uncalibrated(verdict):

@@ -122,9 +122,6 @@ def calibration(
         list[Path] | None,
         typer.Argument(metavar="[BUNDLE]...", help="A/A bundles. Default: the calibrations of the service."),
     ] = None,
-    out_file: Annotated[
-        Path | None, typer.Option("--out", help="Write the calibration from the bundles to this file.")
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the noise of devices, from A/A blocks, and the service's rate of false verdicts."""
@@ -133,15 +130,9 @@ def calibration(
             answer = client.calibrations()
         print_json(answer) if as_json else out().print(tables.calibrations(answer))
         return
-    from ablate.service.cli.calibrations import (  # imports the judge
-        calibration_lines,
-        read_calibrations,
-        write_calibration,
-    )
+    from ablate.service.cli.calibrations import calibration_lines, read_calibrations  # imports the judge
 
     calibrations = read_calibrations(bundles)
-    if out_file is not None:
-        write_calibration(calibrations, bundles, out_file)
     if as_json:
         print_json(list(calibrations))
         return

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ablate.service.cli import tables
-from ablate.service.cli.arguments import CommitOption, SpecArgument, read_spec
+from ablate.service.cli.arguments import CommitOption, SeedsOption, SpecArgument, read_spec
 from ablate.service.cli.output import JsonOption, guarded, out, print_json
 from ablate.service.cli.verdicts import reject_calibrations
 from ablate.service.client.api import Client
@@ -18,8 +18,7 @@ NoiseOption = Annotated[
     typer.Option(
         "--calibration",
         metavar="FILE",
-        help="With --out and `blocks: auto` in the spec: the noise that decides the number of blocks. "
-        "An A/A bundle, or a file from `ablate nodes calibration --out`.",
+        help="With --out and `blocks: auto` in the spec: the noise that decides the number of blocks. An A/A bundle.",
     ),
 ]
 
@@ -34,13 +33,14 @@ def plan(
         typer.Option(
             "--out",
             help="Write a plan for `ablate offline exec` and stop: JSON, or a .tar file with code. A service, if any, "
-            "counts its questions and countersigns it.",
+            "counts its questions and draws its seeds.",
         ),
     ] = None,
     unregistered: Annotated[
         bool, typer.Option("--unregistered", help="With --out: ask no service. Every page of the result says so.")
     ] = False,
     calibration: NoiseOption = None,
+    seeds: SeedsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the trials of a spec, the nodes for them, and the effect that they can detect. Stores nothing."""
@@ -49,10 +49,10 @@ def plan(
         from ablate.service.cli.calibrations import read_calibrations
 
         calibrations = read_calibrations(calibration)
-        body = read_spec(spec, commit)
+        body = read_spec(spec, commit, seeds)
         offline.write_plan(body, out_file, calibrations=calibrations, unregistered=unregistered, as_json=as_json)
         return
     reject_calibrations(calibration)
     with Client() as client:
-        answer = client.ablations.plan(read_spec(spec, commit))
+        answer = client.ablations.plan(read_spec(spec, commit, seeds))
     print_json(answer) if as_json else out().print(tables.plan(answer))

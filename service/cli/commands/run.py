@@ -9,7 +9,7 @@ from ablate.experiments.documents import write_whole
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.reporting.terminal.markdown import pull_request_markdown
 from ablate.service.cli import completion
-from ablate.service.cli.arguments import CommitOption, read_spec
+from ablate.service.cli.arguments import CommitOption, SeedsOption, read_spec
 from ablate.service.cli.follow import KeyOption, print_accepted, run_spec
 from ablate.service.cli.output import StreamOption, guarded, out, print_json
 from ablate.service.cli.verdicts import RequireOption, asked_of, exit_code
@@ -40,6 +40,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="With --continue: spend another asking of the question.")] = False,
     commit: CommitOption = None,
+    seeds: SeedsOption = None,
     require: RequireOption = None,
     markdown: Annotated[
         Path | None,
@@ -57,7 +58,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     if detach and not (require is None and markdown is None):
         detail = "--detach waits for no verdict, so it takes neither --require nor --markdown"
         raise SpecError([SpecProblem(pointer="--detach", detail=detail, hint="ablate verdict latest --require WORD")])
-    body = _asked(spec, continued, commit, yes=yes)
+    body = _asked(spec, continued, commit, seeds, yes=yes)
     if detach:
         with Client() as client:
             answer = client.ablations.submit(body, idempotency_key=idempotency_key)
@@ -70,11 +71,13 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         raise typer.Exit(exit_code(verdict.variants, require))
 
 
-def _asked(spec: str | None, continued: str | None, commit: list[str] | None, *, yes: bool) -> SpecBody:
+def _asked(
+    spec: str | None, continued: str | None, commit: list[str] | None, seeds: str | None, *, yes: bool
+) -> SpecBody:
     """Return the spec to submit. Raises SpecError unless exactly one of both names it."""
     if spec is not None and continued is None and not yes:
-        return read_spec(spec, commit)
-    if spec is not None or continued is None or commit:
+        return read_spec(spec, commit, seeds)
+    if spec is not None or continued is None or commit or seeds:
         detail = "give a SPEC, or --continue ABLATION alone or with --yes"
         raise SpecError([SpecProblem(pointer="--continue", detail=detail, hint="ablate run --help")])
     from ablate.service.cli.continuing import accept_price, continued_spec  # imports the judge's parts

@@ -56,8 +56,7 @@ def store_import(connection: Connection, imported: Import) -> None:
     """
     bundle, ablation_id = imported.bundle, imported.submission.ablation_id
     file = bundle.plan_file
-    unsigned = json.dumps(bundle.unsigned) if bundle.unsigned else None
-    insert_rows(connection, imported.submission, file.blocks, bundles=imported.bundles, unsigned=unsigned)
+    insert_rows(connection, imported.submission, file.blocks, bundles=imported.bundles)
     transitions = Transitions(connection, ablation_id, actor=imported.submission.submitted_by)
     counted = f"{len(bundle.blocks)} of {len(file.plan.blocks)} blocks"
     reason = f"imported: {counted} from {', '.join(digest[:19] for digest in bundle.digests)}"
@@ -66,7 +65,7 @@ def store_import(connection: Connection, imported: Import) -> None:
     _add_nodes(connection, bundle)
     _trust(connection, imported)
     for attempt in (*bundle.broken, *(block.attempt for block in bundle.blocks)):
-        _insert_attempt(connection, ablation_id, attempt, file.blocks[attempt.index].block_id)
+        _insert_attempt(connection, imported, attempt)
     for record in bundle.broken:
         _break(transitions, record)
     running = AblationState.RUNNING
@@ -104,18 +103,19 @@ def _node_row(node: NodeRecord) -> dict[str, str]:
     }
 
 
-def _insert_attempt(connection: Connection, ablation_id: str, attempt: Attempt, block_id: str) -> None:
+def _insert_attempt(connection: Connection, imported: Import, attempt: Attempt) -> None:
+    file = imported.bundle.plan_file
     connection.execute(
         insert(attempts).values(
             id=attempt.attempt_id,
-            block_id=block_id,
-            ablation_id=ablation_id,
+            block_id=file.blocks[attempt.index].block_id,
+            ablation_id=file.ablation_id,
             number=attempt.attempt_no,
             node_id=attempt.node_id,
             state=AttemptState.RUNNING,
             started_at=attempt.started_at.timestamp(),
             ended_at=attempt.ended_at.timestamp(),
-            signature=None if attempt.signature is None else attempt.signature.model_dump_json(),
+            signed_by=imported.bundle.signed_as.get(attempt.node_id),
         )
     )
 

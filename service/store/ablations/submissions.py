@@ -5,14 +5,14 @@ One transaction stores them. The first blocks are queued, those beyond the first
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from ablate.experiments.design.kinds.command import sent_code
-from ablate.experiments.design.plan import Plan
+from ablate.experiments.design.plan import Plan, draw_seeds
 from ablate.experiments.design.plan import questions as question_digests
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.outcomes import AblationState, BlockState, TrialState
@@ -83,6 +83,8 @@ def store_submission(
 ) -> Sizing | None:
     """Insert the idempotency row, then the ablation with its rows, first event, wake-up and announcement.
 
+    Draws the seeds of its blocks unless the spec lists them. Only the claim of a block shows its seed.
+
     Returns the effect that its plan can detect at the noise that the service measured; None if it measured none.
     Raises KeyUsed if the key was answered before, and SpecError if code is missing, which end the transaction.
     """
@@ -91,6 +93,7 @@ def store_submission(
         connection.execute(insert(idempotency).values(answered))
     except IntegrityError as error:
         raise KeyUsed from error
+    submission = replace(submission, plan=draw_seeds(submission.plan))
     ablation_id, plan = submission.ablation_id, submission.plan
     first_look = submission.spec.design.blocks.schedule[0]
     insert_rows(connection, submission, new_block_ids(plan), first_look=first_look)
@@ -109,18 +112,15 @@ def insert_rows(
     ids: Sequence[BlockIds],
     *,
     bundles: str | None = None,
-    unsigned: str | None = None,
     first_look: int | None = None,
 ) -> None:
     """Insert an ablation with its labels, questions, blocks and trials; `ids` of every block in the plan's order.
 
-    Blocks from the index `first_look` on are held, all others queued. `bundles` are the digests of an import, and
-    `unsigned` its files without a signature, as JSON.
+    Blocks from the index `first_look` on are held, all others queued. `bundles` are the digests of an import, as JSON.
     """
     held_from = len(ids) if first_look is None else first_look
     own = submission.ablation_id
-    imported = {"bundles": bundles, "unsigned": unsigned}
-    connection.execute(insert(ablations).values(**_ablation_row(submission, held_from), **imported))
+    connection.execute(insert(ablations).values(**_ablation_row(submission, held_from), bundles=bundles))
     connection.execute(insert(blocks), _block_rows(submission, ids, held_from=held_from))
     connection.execute(insert(trials), _trial_rows(submission, ids))
     digests = question_digests(submission.spec, submission.plan)

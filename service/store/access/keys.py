@@ -8,15 +8,15 @@ from ablate.experiments.outcomes import BlockState
 from ablate.experiments.records.circumstances import BlockSigner
 from ablate.experiments.records.messages import NodeRegistration
 from ablate.experiments.records.receipt_check import BlockSignature
-from ablate.experiments.records.signing import Signature, Signer
+from ablate.experiments.records.signing import Signature
 from ablate.service.errors import KeyRefused, NotFound
-from ablate.service.store.tables import attempts, blocks, db_now, node_keys, nodes, receipts, service_keys, trials
+from ablate.service.store.tables import attempts, blocks, db_now, node_keys, nodes, receipts, trials
 
 
 def block_signature(connection: Connection, trial_id: str) -> BlockSignature | None:
-    """Return the signature of the report that contained a trial's receipt; None if it is not signed."""
+    """Return the signature of the report that contained a trial's receipt; None for an import: its bundle is."""
     query = (
-        select(attempts.c.id, attempts.c.number, attempts.c.signature, nodes.c.id.label("node_id"), nodes.c.name)
+        select(attempts.c.id, attempts.c.signed_by, attempts.c.signature, nodes.c.id.label("node_id"), nodes.c.name)
         .join(receipts, receipts.c.attempt_id == attempts.c.id)
         .join(nodes, nodes.c.id == attempts.c.node_id)
     )
@@ -25,18 +25,11 @@ def block_signature(connection: Connection, trial_id: str) -> BlockSignature | N
         return None
     digests = select(receipts.c.digest).join(trials, trials.c.id == receipts.c.trial_id)
     own = digests.where(receipts.c.attempt_id == row.id).order_by(trials.c.position)
-    signature = Signature.model_validate_json(row.signature)
     return BlockSignature(
         node=row.name.removesuffix(imported_suffix(row.node_id)),
         receipts=tuple(connection.execute(own).scalars()),
-        by=signature,
-        number=row.number if signature.numbered else None,
+        by=Signature(key=row.signed_by, value=row.signature),
     )
-
-
-def service_signer(connection: Connection) -> Signer:
-    """Return the service's own key, with which it countersigns plans. Raises SigningUnavailable."""
-    return Signer(bytes.fromhex(connection.execute(select(service_keys.c.seed)).scalar_one()))
 
 
 BY_REGISTRATION = "first registration"
@@ -112,21 +105,20 @@ def key_of_attempt(connection: Connection, attempt_id: str) -> tuple[str, str | 
 def store_signature(connection: Connection, attempt_id: str, signature: Signature) -> None:
     """Store the node's signature of a report."""
     mine = update(attempts).where(attempts.c.id == attempt_id)
-    connection.execute(mine.values(signature=signature.model_dump_json()))
+    connection.execute(mine.values(signed_by=signature.key, signature=signature.value))
 
 
 def signers(connection: Connection, ablation_id: str) -> tuple[BlockSigner, ...]:
-    """Return the signers of the finished blocks of an ablation."""
+    """Return the nodes that signed for the finished blocks of an ablation."""
     query = (
-        select(nodes.c.id, nodes.c.name, attempts.c.signature, blocks.c["index"])
+        select(nodes.c.id, nodes.c.name, attempts.c.signed_by, blocks.c["index"])
         .join(attempts, attempts.c.id == blocks.c.attempt_id)
         .join(nodes, nodes.c.id == attempts.c.node_id)
         .where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.DONE)
         .order_by(blocks.c["index"])
     )
     signed: dict[tuple[str, str, str | None], list[int]] = {}
-    for node, name, text, index in connection.execute(query):
-        key = None if text is None else Signature.model_validate_json(text).key
+    for node, name, key, index in connection.execute(query):
         signed.setdefault((node, name.removesuffix(imported_suffix(node)), key), []).append(index)
     return tuple(
         BlockSigner(node=node, name=name, key=key, blocks=tuple(own)) for (node, name, key), own in signed.items()

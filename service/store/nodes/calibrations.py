@@ -13,7 +13,6 @@ from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger, Sizing
 from ablate.experiments.records.circumstances import Admission
 from ablate.experiments.records.receipts import Receipt
-from ablate.experiments.records.signing import Signature
 from ablate.service.store.tables import aa_blocks, ablations, attempts, blocks, receipts
 
 _LATEST = 20
@@ -49,7 +48,7 @@ def read_calibrations(
 
     `node_class` and `workload` restrict it to one class or workload.
     """
-    query = select(aa_blocks.c.key, aa_blocks.c.payload, attempts.c.signature)
+    query = select(aa_blocks.c.key, aa_blocks.c.payload, attempts.c.signed_by)
     query = query.outerjoin(
         blocks, (blocks.c.ablation_id == aa_blocks.c.ablation_id) & (blocks.c["index"] == aa_blocks.c.block_index)
     ).outerjoin(attempts, attempts.c.id == blocks.c.attempt_id)
@@ -58,14 +57,13 @@ def read_calibrations(
     if workload is not None:
         query = query.where(aa_blocks.c.workload == workload)
     return calibrate_all(
-        (CalibrationKey.model_validate_json(row.key), _signed(AABlock.model_validate_json(row.payload), row.signature))
+        (CalibrationKey.model_validate_json(row.key), _block(row.payload, row.signed_by))
         for row in connection.execute(query)
     )
 
 
-def _signed(block: AABlock, signature: str | None) -> AABlock:
-    key = None if signature is None else Signature.model_validate_json(signature).key
-    return block.model_copy(update={"signed_by": key})
+def _block(payload: str, signed_by: str | None) -> AABlock:
+    return AABlock.model_validate_json(payload).model_copy(update={"signed_by": signed_by})
 
 
 def read_ledger(connection: Connection) -> Ledger:

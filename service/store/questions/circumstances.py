@@ -15,7 +15,6 @@ from ablate.experiments.records.circumstances import (
     REGISTERED,
     CarriedPlan,
     Circumstances,
-    Countersignature,
     EarlierAblation,
     Family,
 )
@@ -147,23 +146,18 @@ def _carried(connection: Connection, ablation_id: str) -> CarriedPlan | None:
     imported = connection.scalar(select(ablations.c.bundles).where(ablations.c.id == ablation_id))
     if imported is None or not list(_asked_by(connection, ablation_id)):
         return None
-    plan = select(registered_plans.c.countersignature).where(registered_plans.c.ablation_id == ablation_id)
-    text = connection.scalar(plan)
-    if text is None:
-        return CarriedPlan(registered_by=None, registered_at=None)
-    own = Countersignature.model_validate_json(text)
-    return CarriedPlan(registered_by=own.signature.key, registered_at=own.registered_at)
+    plan = select(registered_plans.c.registered_at).where(registered_plans.c.ablation_id == ablation_id)
+    moment = connection.scalar(plan)
+    return CarriedPlan(registered_at=None if moment is None else rfc3339(moment), compared=True)
 
 
 def circumstances_of(connection: Connection, ablation_id: str) -> Circumstances:
     """Return the inputs of a verdict that are neither in the spec nor in the receipts."""
-    unsigned = connection.scalar(select(ablations.c.unsigned).where(ablations.c.id == ablation_id))
     return Circumstances(
         attempts=broken_attempts(connection, ablation_id),
         family=family_of(connection, ablation_id),
         signers=keys.signers(connection, ablation_id),
         carried=_carried(connection, ablation_id),
-        unsigned=() if unsigned is None else tuple(json.loads(unsigned)),
         not_run=_not_run(connection, ablation_id),
     )
 

@@ -128,6 +128,7 @@ def plan_of(blocks: int, **changes: Any) -> PlanPublic:
         "device_minutes_allowed": 180,
         "warnings": [],
         "mde_pct_per_sd_pct": 1.4,
+        "seeds": "to be drawn",
         "over_seeds": False,
         "sizing": None,
         "mended_by": None,

@@ -23,7 +23,7 @@ def import_(
         list[str] | None,
         typer.Option("--trust", metavar="KEY", help="Trust this key from now on. Repeat it for more keys."),
     ] = None,
-    unsigned: Annotated[bool, typer.Option("--unsigned", help="Accept files without a signature.")] = False,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Accept bundles without a signature.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Store an ablation that `ablate offline exec` ran. The service verifies every file and stores all or nothing."""

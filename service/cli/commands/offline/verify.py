@@ -45,9 +45,7 @@ def verify(
         list[str] | None,
         typer.Option("--key", metavar="KEY", help="Accept signatures by this key only. Repeat it for more keys."),
     ] = None,
-    signed: Annotated[
-        bool, typer.Option("--signed", help="Also fail if a bundle or receipt is not signed as a whole.")
-    ] = False,
+    signed: Annotated[bool, typer.Option("--signed", help="Also fail if a bundle or receipt is not signed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Recompute digests, signatures and statistics from raw samples, and show who signed. Exits with 6 on problems."""
@@ -82,7 +80,7 @@ class _Result(NamedTuple):
     signers: list[str]
     """A line for each."""
     unsigned: list[str]
-    """Names of receipts, or of files of a bundle, that could be signed and are not."""
+    """Names of receipts and manifests that are not signed."""
 
 
 def _print_unsigned(names: list[str]) -> None:
@@ -154,9 +152,9 @@ def _check_bundle(path: Path, keys: frozenset[str], *, signed: bool) -> _Result:
         signers, unsigned = [], []
     else:
         problems = {name: [] for name in files} | {MANIFEST: list(_key_problems(bundle, keys, signed=signed))}
-        unsigned = [f"{path}/{name}" for name in bundle.unsigned]
+        unsigned = [] if _keys_of(bundle) else [f"{path}/{MANIFEST}"]
         if isinstance(bundle, EarlierBundle):
-            signers = [f"a bundle {JUDGED}; signed by {', '.join(sorted(bundle.keys)) or _NOBODY}"]
+            signers = [f"a bundle {JUDGED}; signed by {bundle.key or _NOBODY}"]
         else:
             signers = [
                 f"blocks {block_list(s.blocks)} of {s.name}: signed by {s.key or _NOBODY}" for s in bundle.signers
@@ -173,10 +171,18 @@ def _key_problems(bundle: Bundle | EarlierBundle, keys: frozenset[str], *, signe
     """Yield how a valid bundle fails the requirement that `keys`, or anybody, signed it as a whole."""
     if not keys and not signed:
         return
-    for key in sorted(bundle.keys - keys) if keys else ():
+    own = _keys_of(bundle)
+    for key in sorted(own - keys) if keys else ():
         yield _wrong_key(key)
-    if bundle.unsigned:
-        yield f"is not signed whole: {', '.join(bundle.unsigned)}"
+    if not own:
+        yield _NOT_SIGNED
+
+
+def _keys_of(bundle: Bundle | EarlierBundle) -> frozenset[str]:
+    """Return the key that signed a bundle; none without a signature."""
+    if isinstance(bundle, EarlierBundle):
+        return frozenset(filter(None, [bundle.key]))
+    return bundle.keys
 
 
 def _wrong_key(signer: str) -> str:

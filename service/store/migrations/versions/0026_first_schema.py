@@ -1,7 +1,5 @@
 """The first schema: all tables."""
 
-import secrets
-
 import sqlalchemy as sa
 from alembic import op
 
@@ -50,7 +48,6 @@ def upgrade() -> None:
         sa.Column("mlflow_experiment_id", sa.String(length=64), nullable=True),
         sa.Column("mlflow_run_id", sa.String(length=64), nullable=True),
         sa.Column("bundles", sa.Text(), nullable=True),
-        sa.Column("unsigned", sa.Text(), nullable=True),
         sa.Column("request_id", sa.String(length=64), nullable=True),
         sa.Column("logs_dropped_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_ablations")),
@@ -158,18 +155,14 @@ def upgrade() -> None:
         "registered_plans",
         sa.Column("ablation_id", sa.String(length=30), nullable=False),
         sa.Column("name", sa.String(length=120), nullable=False),
+        sa.Column("sent_digest", sa.String(length=71), nullable=False),
         sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.Column("seeds", sa.Text(), nullable=False),
+        sa.Column("family", sa.Text(), nullable=False),
         sa.Column("registered_at", sa.Double(), nullable=False),
         sa.Column("registered_by", sa.String(length=64), nullable=False),
-        sa.Column("countersignature", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("ablation_id", name=op.f("pk_registered_plans")),
     )
-    keys = op.create_table(
-        "service_keys",
-        sa.Column("seed", sa.String(length=64), nullable=False),
-        sa.PrimaryKeyConstraint("seed", name=op.f("pk_service_keys")),
-    )
-    op.bulk_insert(keys, [{"seed": secrets.token_bytes(32).hex()}])
     op.create_table(
         "sessions",
         sa.Column("name", sa.String(length=63), nullable=False),
@@ -443,7 +436,8 @@ def upgrade() -> None:
         sa.Column("message", sa.Text(), nullable=True),
         sa.Column("report_digest", sa.String(length=71), nullable=True),
         sa.Column("arm", sa.String(length=120), nullable=True),
-        sa.Column("signature", sa.Text(), nullable=True),
+        sa.Column("signed_by", sa.String(length=51), nullable=True),
+        sa.Column("signature", sa.String(length=86), nullable=True),
         sa.ForeignKeyConstraint(["block_id"], ["blocks.id"], name=op.f("fk_attempts_block_id")),
         sa.ForeignKeyConstraint(["node_id"], ["nodes.id"], name=op.f("fk_attempts_node_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_attempts")),

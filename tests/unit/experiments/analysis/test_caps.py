@@ -246,10 +246,11 @@ def test_same_holds_with_the_lost_trials_twice_as_slow_as_the_slowest(blocks: in
     pairs = [(trials[block, "psiv-on"], trials[block, "baseline"]) for block in range(blocks)]
     d = [math.log(own.summary.tokens_per_s / base.summary.tokens_per_s) for own, base in pairs]  # type: ignore[union-attr]
     x = [own.ids.position - base.ids.position for own, base in pairs]
+    assert variant.primary is not None
     proved = []
     for worst in (min(d) - math.log(2), max(d) + math.log(2)):
         line = stats.linregress([*x, *[0] * lost], [*d, *[worst] * lost])
-        reach = stats.t.ppf(1 - alpha_of(1) / 2, blocks + lost - 2) * line.intercept_stderr
+        reach = stats.t.ppf(1 - alpha_of(1) / 2, blocks + lost - 2) * line.intercept_stderr * variant.primary.widened
         ends = line.intercept - reach, line.intercept + reach
         proved.append(math.log1p(-margin / 100) <= ends[0] and ends[1] <= math.log1p(margin / 100))
     assert variant.measured is VerdictWord.SAME

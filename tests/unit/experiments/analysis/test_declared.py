@@ -13,7 +13,7 @@ from ablate.experiments.analysis.declared import step_of
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.looks import at_look
 from ablate.experiments.analysis.noise.admission import admission_of, is_enough, standing_problems
-from ablate.experiments.analysis.noise.calibrate import aa_blocks_of, calibration_problems, calibrations_of, seconds
+from ablate.experiments.analysis.noise.calibrate import aa_blocks_of, calibrations_of, seconds
 from ablate.experiments.analysis.noise.history import BaselineRun, history_of
 from ablate.experiments.analysis.proposals import outcome_of
 from ablate.experiments.analysis.sizing import plan_spec, repeats_exactly, size_of
@@ -318,7 +318,6 @@ def test_the_noise_of_a_declared_metric_is_its_own(sd: float) -> None:
     }
     (calibration,) = calibrations_of(aa_plan, aa, program_receipts(aa_plan, values))
     assert (calibration.metric, calibration.key.metric, calibration.blocks) == ("val_bpb", "val_bpb", 20)
-    assert calibration_problems(calibration) == []
     assert list(standing_problems(calibration, seconds(calibration.measured_at))) == []
     receipts = program_receipts(plan, drawn(plan, np.random.default_rng(1), effect=-0.1, sd=0.001))
     admission = admission_of(spec, receipts, [calibration], ledger=Ledger(), mended_by="")

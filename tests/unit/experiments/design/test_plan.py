@@ -8,9 +8,10 @@ import pytest
 from ablate.experiments.catalog.files import catalog_names, read_catalog_file
 from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.load import parse_spec
-from ablate.experiments.design.plan import make_plan, orders
+from ablate.experiments.design.plan import block_difference, draw_seeds, make_plan, orders
 from ablate.experiments.design.rule import rule_digest
 from ablate.experiments.errors import SpecError
+from ablate.experiments.outcomes import SeedOrigin
 from ablate.model.config import StepsConfig, TrainConfig
 from tests.factories import catalog_spec, make_spec
 
@@ -366,3 +367,37 @@ def test_a_gate_of_a_variant_named_overrides_is_a_gate() -> None:
     (problem,) = resolve(make_spec(**asked)).problems
     assert problem.pointer == "#/variants/overrides/gates/residual"
     assert problem.detail.startswith("the gates do not fit together: residual is bfloat16")
+
+
+def test_drawn_seeds_are_distinct_new_and_cycle_through_the_blocks() -> None:
+    before: set[int] = set()
+    for number in (1, 2, 3, 6, 7, 20, 64):
+        spec = make_spec(design__seeds=number, design__blocks={"count": 7})
+        plan = draw_seeds(make_plan(spec))
+        seeds = [block.seed for block in plan.blocks]
+        assert len(set(seeds)) == min(number, 7)
+        assert seeds == [seeds[index % number] for index in range(7)]
+        assert before.isdisjoint(seeds)
+        assert all(0 <= seed < 2**31 for seed in seeds)
+        before |= {*seeds}
+        orders = [[block.order for block in one.blocks] for one in (plan, make_plan(spec))]
+        assert (orders[0] == orders[1], block_difference(spec, plan), draw_seeds(plan)) == (True, None, plan)
+    listed = make_spec(design__seeds=[5, 6])
+    assert draw_seeds(make_plan(listed)) == make_plan(listed)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 7, 9])
+def test_blocks_that_no_draw_can_give_are_named(number: int) -> None:
+    spec = make_spec(design__seeds=number, design__blocks={"count": 7})
+    plan = draw_seeds(make_plan(spec))
+    for place in range(7):
+        for seed in {3, *(block.seed for block in plan.blocks)} - {plan.blocks[place].seed}:
+            blocks = [*plan.blocks]
+            blocks[place] = blocks[place].model_copy(update={"seed": seed})
+            found = block_difference(spec, plan.model_copy(update={"blocks": tuple(blocks)}))
+            alone = number >= 7 or [block.seed for block in plan.blocks].count(plan.blocks[place].seed) == 1
+            is_a_draw = alone and seed == 3
+            assert (found is None) == is_a_draw, (place, seed)
+    for own, origin in ((spec, SeedOrigin.CHOSEN), (make_spec(design__seeds=[5, 6]), SeedOrigin.DRAWN)):
+        changed = make_plan(own).model_copy(update={"seeds": origin})
+        assert str(block_difference(own, changed)).startswith(f"the seeds are {origin}, and the spec")

@@ -50,8 +50,8 @@ def test_claimed_block_is_what_a_service_hands_out() -> None:
         (b"[" * 100_000, "not JSON"),
         (b"[]", "not a plan file"),
         (b'{"kind": "ablate bundle"}', "not a plan file"),
-        (b'{"kind": "ablate plan", "schema_version": 1}', "schema version 1; this program reads 2"),
-        (b'{"kind": "ablate plan", "schema_version": 2}', "Field required"),
+        (b'{"kind": "ablate plan", "schema_version": 2}', "schema version 2; this program reads 3"),
+        (b'{"kind": "ablate plan", "schema_version": 3}', "Field required"),
     ],
 )
 def test_read_plan_file_refuses_something_else(data: bytes, words: str) -> None:

@@ -109,16 +109,6 @@ def in_one_go(receipts: list[Receipt]) -> list[Receipt]:
     return [redone(first, steps=tuple(steps), waited_s=by_s + 1.0), *receipts[1:]]
 
 
-def shorter(factor: float, receipt: Receipt) -> Receipt:
-    """Make the timed steps of a trial shorter at their begin, in a way that fits their own clock."""
-
-    def change(step: Step) -> Step:
-        seconds = step.seconds * (factor if step.phase == "timed" else 1.0)
-        return step.model_copy(update={"seconds": seconds, "began_s": step.ended_s - seconds})
-
-    return redone(receipt, steps=tuple(change(step) for step in receipt.steps))
-
-
 EDITS: dict[str, tuple[Edit, str]] = {
     "a slice moved into another arm's": (second_slice_moved(-0.055), "ran where slice 2 of 4 of arm"),
     "a slice moved a little": (second_slice_moved(5e-3), "s before the end of slice 2 of 4 of arm"),
@@ -129,10 +119,6 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "waiting erased": (of_first(waited_s=None), "waited_s is absent; the configuration requests slices of 3"),
     "less waiting": (of_first(waited_s=0.01), "the last step's end: "),
     "negative waiting": (of_first(waited_s=-1.0), "below 0"),
-    "steps shorter than they were": (
-        lambda receipts: [shorter(0.5, receipts[0]), *receipts[1:]],
-        "(first quartile): their seconds",
-    ),
     "no slices in one configuration": (
         lambda receipts: [
             redone(
@@ -158,17 +144,6 @@ def test_an_edit_of_the_slices_with_every_digest_redone_is_found_and_named(what:
     problems = said(edit(block()))
     assert any(words in problem for problem in problems), problems
     assert not any("was altered" in problem for problem in problems)
-
-
-def test_steps_of_one_step_slices_that_are_made_shorter_leave_pauses_between_the_slices() -> None:
-    problems = said([shorter(0.05, receipt) for receipt in block(ONE_STEP)])
-    assert [problem for problem in problems if "pass between slices" in problem], problems
-
-
-def test_a_trial_that_was_over_before_the_others_had_run_is_named() -> None:
-    first, *rest = block()
-    early = redone(first, training_s=first.training_s - 0.004, waited_s=(first.waited_s or 0.0) - 0.2)
-    assert any(problem.startswith(f"arm '{first.arm}' ended") for problem in said([early, *rest]))
 
 
 def test_a_trial_that_measured_nothing_leaves_its_slices_out() -> None:

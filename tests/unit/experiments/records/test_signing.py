@@ -11,8 +11,8 @@ from ablate.experiments.records.signing import (
     KEY_PREFIX,
     Signature,
     Signer,
-    block_statement,
     manifest_statement,
+    report_statement,
     signature_problem,
     signing_problem,
 )
@@ -81,12 +81,12 @@ def test_a_key_has_one_spelling() -> None:
 
 
 def test_statements_differ_by_everything_that_is_in_them() -> None:
-    base = block_statement(IDS, ["sha256:a", "sha256:b"])
+    base = report_statement(IDS, ["sha256:a", "sha256:b"])
     others = [
-        *(block_statement({**IDS, name: "x"}, ["sha256:a", "sha256:b"]) for name in IDS),
-        block_statement(IDS, ["sha256:b", "sha256:a"]),
-        block_statement(IDS, ["sha256:a"]),
-        block_statement(IDS, ["sha256:a", "sha256:b"], {"failure_class": "timeout"}),
+        *(report_statement({**IDS, name: "x"}, ["sha256:a", "sha256:b"]) for name in IDS),
+        report_statement(IDS, ["sha256:b", "sha256:a"]),
+        report_statement(IDS, ["sha256:a"]),
+        report_statement(IDS, ["sha256:a", "sha256:b"], {"failure_class": "timeout"}),
         manifest_statement("sha256:a"),
     ]
     assert len({base, *others}) == len(others) + 1

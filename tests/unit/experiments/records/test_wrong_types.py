@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from ablate.experiments.analysis.noise.calibration_file import read_calibration
 from ablate.experiments.analysis.published import read_table
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.digest import digest
-from ablate.experiments.errors import BundleError, PlanFileError, ReceiptError, SpecError
+from ablate.experiments.errors import BundleError, PlanFileError, SpecError
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.bundle_files import PLAN
 from ablate.experiments.records.bundle_reader import open_bundle, verify_bundle
@@ -36,7 +35,6 @@ from tests.architecture.pages import ROOT
 from tests.bundles import broken_attempt, make_bundle, make_file, make_node, registered, sealed
 from tests.factories import command_values, make_plan, make_receipt, spec_values
 from tests.program_receipts import plan_of, program_receipt, program_values
-from tests.unit.experiments.analysis.test_calibration_file import ORIGINAL as CALIBRATION
 
 SIGNER = Signer(b"n" * 32)
 FILE = make_file()
@@ -111,7 +109,7 @@ HEARTBEAT = Heartbeat(
     logs=(LogChunk(trial_id="t", offset=0, text="x"),),
 )
 CASES = {
-    "plan file": Case(json.loads(plan_file_text(registered(FILE, SIGNER))), read_plan, (PlanFileError,)),
+    "plan file": Case(json.loads(plan_file_text(registered(FILE))), read_plan, (PlanFileError,)),
     "plan file of commands": Case(json.loads(plan_file_text(COMMAND_FILE)), read_plan, (PlanFileError,)),
     "claim": of_model(FILE.claimed(0, attempt_id="att_x", attempt_no=1)),
     "claim of commands": of_model(COMMAND_FILE.claimed(0, attempt_id="att_x", attempt_no=1)),
@@ -126,7 +124,6 @@ CASES = {
     "registration": of_model(make_node(SIGNER).registration),
     "heartbeat": of_model(HEARTBEAT),
     "report": of_model(BlockReport(token="-" * 22, receipts=({"a": 1},), message="m")),
-    "calibration file": Case(CALIBRATION, lambda values: read_calibration(written(values)), (ReceiptError,)),
     "manifest": manifest(),
     # each process of a run of tests draws other ids, but all must name their tests alike
     **{
@@ -180,7 +177,7 @@ def resealed(values: Any) -> Any:
     """Return the document with a digest that fits, as a forger would write it."""
     if not isinstance(values, dict) or "digest" not in values:
         return values
-    covered = {name: value for name, value in values.items() if name not in {"digest", "signature", "countersigned"}}
+    covered = {name: value for name, value in values.items() if name not in {"digest", "signature"}}
     try:
         return {**values, "digest": digest(covered)}
     except ValueError:
@@ -206,7 +203,7 @@ def test_a_wrong_value_at_any_place_gives_the_documented_error(name: str, data: 
         ("plan file", ("plan", "arms", 0, "config"), "x", "one of package, command, model; given: 'x'"),
         ("plan file", ("plan", "blocks", 0, "seed"), -1, "block 1 has seed -1; allowed: 0 to 9223372036854775807"),
         ("plan file", ("plan", "blocks", 0, "seed"), 2**64, f"block 1 has seed {2**64}; allowed"),
-        ("plan file", ("countersigned", "registered_at"), UNREADABLE, "not a plan file: Invalid JSON"),
+        ("plan file", ("registered", "registered_at"), UNREADABLE, "not a plan file: Invalid JSON"),
         ("claim", ("trials", 0, "config"), 3, "one of package, command, model; given: 3"),
         ("claim of commands", ("trials", 0, "config"), None, "one of package, command, model; given: null"),
         (f"bundle's {PLAN}", ("plan", "blocks", 0, "seed"), -1, "block 1 has seed -1; allowed"),

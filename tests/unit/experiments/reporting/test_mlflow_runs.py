@@ -190,6 +190,7 @@ def test_states_mean_what_mlflow_means(state: AblationState, status: str) -> Non
     run, below = parent(view, None), list(children(view))
     assert (run.status, run.name) == (status, f"psiv-cache: {state}")
     is_over = state in {AblationState.CANCELLED, AblationState.FAILED}
+    assert ("plan.json" in run.texts) is is_over, "its seeds are secret until their blocks are claimed"
     assert (run.ended_ms is not None) == is_over
     assert bool(below) == is_over, "trials are shown once they cannot change"
     assert "report.html" not in run.texts

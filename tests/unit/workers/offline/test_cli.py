@@ -3,15 +3,12 @@ from dataclasses import replace
 import pytest
 
 from ablate.experiments.records.circumstances import NOT_REGISTERED
-from ablate.experiments.records.signing import Signer
 from ablate.kernels.backends import NODE_CLASSES
 from ablate.workers.errors import ExecRefused
 from ablate.workers.node import Node, find_node
 from ablate.workers.offline.cli import parse_numbers, refusals, remarks
 from tests.bundles import make_file, registered
 from tests.factories import command_values
-
-SERVICE = Signer(b"s" * 32)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +19,7 @@ def node() -> Node:
 def test_refusals_node_that_fits_has_none(node: Node) -> None:
     file = make_file()
     assert list(refusals(file, node)) == []
-    assert list(remarks(registered(file, SERVICE), node)) == []
+    assert list(remarks(registered(file), node)) == []
     (remark,) = remarks(file, node)
     assert remark.startswith(NOT_REGISTERED)
 
@@ -67,7 +64,7 @@ def test_refusals_plan_of_other_code(node: Node) -> None:
 
 
 def test_remarks_say_that_the_plan_was_made_by_other_source_files(node: Node) -> None:
-    file = registered(make_file().model_copy(update={"code_digest": "sha256:0123456789ab"}), SERVICE)
+    file = registered(make_file().model_copy(update={"code_digest": "sha256:0123456789ab"}))
     (remark,) = remarks(file, node)
     assert "made with other source files" in remark
 
