@@ -75,7 +75,7 @@ from ablate.experiments.analysis.verdicts import (
     unit_of_shares,
 )
 from ablate.experiments.block_numbers import block_list, block_name
-from ablate.experiments.design.comparability import other_model, other_work
+from ablate.experiments.design.checks import other_model, other_work
 from ablate.experiments.design.gate import Claim
 from ablate.experiments.design.metrics import (
     CURVE_METRICS,

@@ -16,8 +16,8 @@ from ablate.experiments.analysis.evidence import Evidence, Pair
 from ablate.experiments.analysis.statistics import Fit
 from ablate.experiments.analysis.verdicts import RequirementResult, unit_of_shares
 from ablate.experiments.block_numbers import block_name
+from ablate.experiments.design.checks import is_resident
 from ablate.experiments.design.metrics import METRICS, SEED_METRICS, TIMED_METRICS, find_metric
-from ablate.experiments.design.plan import is_resident
 from ablate.experiments.design.power import MAX_BLOCKS, POWER, blocks_to_detect
 from ablate.experiments.design.spec_values import Difference
 from ablate.experiments.design.verdict_rule import Requirement

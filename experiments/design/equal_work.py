@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ablate.experiments.design.arms import Arm, Resolution, arm_digest, resolve
-from ablate.experiments.design.comparability import MOST_APART, equal_flops
+from ablate.experiments.design.checks import MOST_APART, equal_flops
 from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.problems import listed, pointer
 from ablate.experiments.design.spec import AblationSpec

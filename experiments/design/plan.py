@@ -8,7 +8,6 @@ up to the nearest power of two), nor does a metric that follows from the same nu
 A spec with a number of seeds gives a plan without them. They are drawn once, when the spec can no longer change.
 """
 
-import math
 import random
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,37 +18,25 @@ from typing import TypeVar
 from pydantic import Field
 
 from ablate.experiments.design.arms import Arm
-from ablate.experiments.design.comparability import comparison_problems
+from ablate.experiments.design.checks import design_problems, spec_problems
 from ablate.experiments.design.equal_work import resolve_with_steps
 from ablate.experiments.design.metrics import (
-    CURVE_METRICS,
-    METRICS,
-    PEAK_METRICS,
     PER_DEVICE,
-    PRIMARY_METRICS,
-    SEED_METRICS,
     THROUGHPUT,
     WINDOW_METRICS,
 )
-from ablate.experiments.design.power import MAX_BLOCKS, detectable_per_sd
-from ablate.experiments.design.problems import listed, pointer
+from ablate.experiments.design.power import detectable_per_sd
+from ablate.experiments.design.problems import pointer
 from ablate.experiments.design.recipes import RECIPES
-from ablate.experiments.design.rule import blocks_for_rarest_event, rule_digest
-from ablate.experiments.design.spec import MAX_SEEDS, MIN_BLOCKS, MIN_PROVING_SEEDS, MIN_SEEDS, AblationSpec
-from ablate.experiments.design.spec_values import show_percent
-from ablate.experiments.design.verdict_rule import Primary, Requirement
+from ablate.experiments.design.rule import rule_digest
+from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.digest import digest
 from ablate.experiments.documents import Frozen
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import CONTROL, VARIANT, SeedOrigin
-from ablate.kernels.backends import NodeClass
 
 Item = TypeVar("Item")
-
-
-MIN_POINTS = 3
-"""Fewest validations of a curve: the error between two of them is estimated from three."""
 
 
 _RANDOM = secrets.SystemRandom()
@@ -139,13 +126,7 @@ def make_plan(spec: AblationSpec) -> Plan:
     if not spec.placement.node_class:
         raise AssertionError("a spec is placed before it is planned")
     resolution = resolve_with_steps(spec)
-    problems = [
-        *resolution.problems,
-        *(list(_metric_problems(spec)) or comparison_problems(spec, resolution.arms)),
-        *_compile_problems(spec, resolution.arms),
-        *_design_problems(spec),
-        *_curve_problems(spec, resolution.arms),
-    ]
+    problems = [*resolution.problems, *spec_problems(spec, resolution.arms)]
     if problems:
         raise SpecError(problems)
     return _plan(spec, resolution.arms)
@@ -153,17 +134,10 @@ def make_plan(spec: AblationSpec) -> Plan:
 
 def replan(spec: AblationSpec, plan: Plan) -> Plan:
     """Return the plan of a spec that differs from that of `plan` in its number of blocks. Raises SpecError."""
-    problems = list(_design_problems(spec))
+    problems = list(design_problems(spec))
     if problems:
         raise SpecError(problems)
     return _plan(spec, plan.arms)
-
-
-def _design_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
-    yield from _block_problems(spec)
-    yield from _event_problems(spec)
-    yield from _seed_problems(spec)
-    yield from _requirement_problems(spec)
 
 
 def _plan(spec: AblationSpec, arms: tuple[Arm, ...]) -> Plan:
@@ -297,183 +271,6 @@ def _shuffled(items: Sequence[Item], rng: random.Random) -> list[Item]:
         chosen = int(rng.random() * (last + 1))
         result[last], result[chosen] = result[chosen], result[last]
     return result
-
-
-def _metric_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
-    """Find metrics that trials of the node class do not have."""
-    node_class = NODE_CLASSES[spec.placement.node_class]
-    metrics: dict[tuple[str | int, ...], str] = {("primary",): spec.verdict.primary.metric}
-    metrics |= {("require", index): part.metric for index, part in enumerate(spec.verdict.require)}
-    where_to, why = f"on node class '{node_class}'", "it trains, so no compiler reports a plan"
-    sources = {"training", "both", "step"}
-    if node_class.compiles_only:
-        sources = {"compilation", "both"}
-        why = "it compiles the step and executes nothing, so it has no speed, no loss and no memory in use"
-    elif not spec.workload.built_in:
-        where_to = "of a command" if spec.workload.recipe is None else "of a package's recipe"
-        sources = {"step", "program"}
-        why = "only the built-in model reports it"
-    there = [n for n in PRIMARY_METRICS if METRICS[n].source in sources and not _resident(n, spec)]
-    there += spec.workload.metrics
-    for part, name in metrics.items():
-        if spec.metric_named(name).source not in sources:
-            detail = f"metric '{name}' is not measured {where_to}: {why}"
-            where = pointer("verdict", *part, "metric")
-            yield SpecProblem(pointer=where, detail=detail, hint=f"metrics that can decide there: {listed(there)}")
-        elif spec.metric_named(name).field == "peak_driver_bytes" and node_class.device_type != "cuda":
-            detail = f"metric '{name}' is not measured {where_to} on node class '{node_class}', which has no GPU"
-            yield SpecProblem(pointer=pointer("verdict", *part, "metric"), detail=detail)
-    yield from _resident_problems(spec, node_class, there)
-
-
-def _resident_problems(spec: AblationSpec, node_class: NodeClass, there: Sequence[str]) -> Iterator[SpecProblem]:
-    """Find rules that compare resident sets of two processes; metrics in `there` can decide."""
-    primary, memory = spec.verdict.primary.metric, [name for name in there if name in PEAK_METRICS]
-    why = f"on node class '{node_class}': there it is the resident set of the process, which differs in every run"
-    if _resident(primary, spec):
-        detail = f"metric '{primary}' cannot decide {why}, so no repeats agree"
-        hint = f"metrics that can decide there: {listed(memory or there)}"
-        yield SpecProblem(pointer=pointer("verdict", "primary", "metric"), detail=detail, hint=hint)
-    for index, part in enumerate(spec.verdict.require):
-        if part.max_delta is not None and _resident(part.metric, spec):
-            detail = f"metric '{part.metric}' cannot be compared with the baseline's {why}, so a rise proves nothing"
-            other = [f"metric {listed(memory)}"] if memory else []
-            hint = "use " + " or ".join([*other, "max_value, an absolute budget"])
-            yield SpecProblem(pointer=pointer("verdict", "require", index, "max_delta"), detail=detail, hint=hint)
-
-
-def _resident(metric: str, spec: AblationSpec) -> bool:
-    """Say whether a memory metric of `spec` is a resident set; a command on the host has no other memory."""
-    node_class = NODE_CLASSES[spec.placement.node_class]
-    if metric not in METRICS:
-        return False
-    command = not spec.workload.built_in and node_class.on_host and bool(METRICS[metric].resident_on)
-    return command or is_resident(metric, node_class)
-
-
-def is_resident(metric: str, node_class: NodeClass) -> bool:
-    """Say whether a memory metric is the process's resident set on `node_class`, which no repeat reproduces."""
-    return node_class.on_host and node_class.device_type in METRICS[metric].resident_on
-
-
-def _compile_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecProblem]:
-    """Find arms that compile nothing before step 0 where compile time decides."""
-    if not spec.metric.cold or NODE_CLASSES[spec.placement.node_class].compiles_only:
-        return
-    if not spec.workload.built_in:  # its metric is refused
-        return
-    silent = [arm.name for arm in arms if not arm.config.compiles]
-    if silent:
-        detail = f"'{spec.verdict.primary.metric}' decides, and arm '{silent[0]}' compiles nothing before step 0"
-        hint = "let every arm compile: gate compile, or lane cuda"
-        yield SpecProblem(pointer=pointer("verdict", "primary", "metric"), detail=detail, hint=hint)
-
-
-def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
-    """Find numbers of blocks that are too small for the primary metric."""
-    primary, blocks, seeds = spec.verdict.primary, spec.design.blocks.schedule[0], spec.design.num_seeds
-    speed = next(
-        (one.metric for one in spec.verdict.require if one.not_worse_by and one.metric in WINDOW_METRICS), None
-    )
-    tested = speed if primary.exact else primary.metric
-    if tested is not None and blocks < MIN_BLOCKS:
-        detail = f"must be at least {MIN_BLOCKS}, got {blocks}: '{tested}' is judged by statistics over blocks"
-        yield SpecProblem(
-            pointer=pointer("design", "blocks", "count"), detail=detail, hint=f"use {{count: {MIN_BLOCKS}}}"
-        )
-    if primary.exact and blocks < 2 * seeds:
-        detail = f"repeats must prove '{primary.metric}' exact, so every seed needs two blocks; given: "
-        detail += f"{blocks} blocks over {seeds} seeds"
-        hint = f"use at least {2 * seeds} blocks, or fewer seeds"
-        yield SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)
-
-
-def _event_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
-    """Find designs with too few runs for the rarest event that must not make a wrong verdict."""
-    needed, primary = blocks_for_rarest_event(spec), spec.verdict.primary
-    if needed is None or spec.purpose == "calibration":
-        return
-    where, share = pointer("verdict", "rarest_event"), show_percent(spec.verdict.rarest_event or 0.0)
-    if primary.exact:
-        detail = f"'{primary.metric}' decides by its value, and no number of runs bounds what rare events do to it"
-        yield SpecProblem(pointer=where, detail=detail, hint="leave rarest_event out")
-        return
-    runs = spec.design.num_seeds if primary.over_seeds else spec.design.blocks.number
-    most, unit = (MAX_SEEDS, "seeds") if primary.over_seeds else (MAX_BLOCKS, "blocks")
-    if runs >= needed:
-        return
-    detail = f"events in {share} of one arm's runs need {needed:,} {unit}, the design has {runs:,}"
-    hint = f"use {needed:,} {unit}, or a larger share" if needed <= most else f"{unit} end at {most:,}: a larger share"
-    yield SpecProblem(pointer=where, detail=detail, hint=hint)
-
-
-def _seed_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
-    """Find designs in which a seed repeats although a declared metric decides.
-
-    A repeated seed repeats the luck of its run, so two such blocks are no independent samples. A/A blocks may repeat
-    seeds: they show the noise of the machine.
-    """
-    primary, used = spec.verdict.primary, _seeds_used(spec)
-    if primary.over_seeds and used < MIN_SEEDS and spec.purpose == "answer":
-        detail = f"'{primary.metric}' is judged over seeds, at least {MIN_SEEDS}; given: {used}"
-        yield SpecProblem(
-            pointer=pointer("design", "seeds"), detail=detail, hint=f"use seeds: {MIN_SEEDS}, and as many blocks"
-        )
-    declared = [primary.metric, *(one.metric for one in spec.verdict.require)]
-    named = next((name for name in declared if name not in METRICS or name in CURVE_METRICS), None)
-    blocks, seeds = spec.design.blocks.number, spec.design.num_seeds
-    if named is None or seeds >= blocks or spec.purpose == "calibration":
-        return
-    detail = (
-        f"'{named}' is judged over seeds, so every block needs a seed of its own; given: {seeds} seeds for {blocks} "
-    )
-    hint = f"use seeds: {blocks}" if blocks <= MAX_SEEDS else f"use at most {MAX_SEEDS} blocks, with as many seeds"
-    yield SpecProblem(pointer=pointer("design", "seeds"), detail=f"{detail}blocks", hint=hint)
-
-
-def _seeds_used(spec: AblationSpec) -> int:
-    """Return the number of seeds in the blocks of the first look."""
-    return min(spec.design.blocks.schedule[0], spec.design.num_seeds)
-
-
-def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
-    """Find requirements that this design cannot meet, because missing data fails."""
-    for index, requirement in enumerate(spec.verdict.require):
-        where = pointer("verdict", "require", index)
-        if requirement.metric == "loss_val" and spec.workload.steps.val_rows == 0:
-            hint = "set workload.steps.val_rows"
-            yield SpecProblem(pointer=where, detail="loss_val is required, but steps.val_rows is 0", hint=hint)
-        seeds = _seeds_used(spec)
-        if requirement.not_worse_by is not None and requirement.metric in SEED_METRICS and seeds < MIN_PROVING_SEEDS:
-            detail = f"'{requirement.metric}' is tested over seeds, at least {MIN_PROVING_SEEDS}; given: {seeds}"
-            hint = f"use seeds: {MIN_SEEDS}, and as many blocks"
-            yield SpecProblem(pointer=where, detail=detail, hint=hint)
-
-
-def _curve_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecProblem]:
-    """Find numbers of validation curves that no trial can have."""
-    rule, steps = spec.verdict, spec.workload.steps
-    parts: dict[tuple[str | int, ...], Primary | Requirement] = {("primary",): rule.primary}
-    parts |= {("require", index): one for index, one in enumerate(rule.require)}
-    of_curves = {part: one for part, one in parts.items() if one.metric in CURVE_METRICS}
-    executed = spec.workload.built_in and not NODE_CLASSES[spec.placement.node_class].compiles_only
-    if not of_curves or not arms or not executed:  # the metric itself is refused
-        return
-    points = min(len(arm.config.steps.validated) for arm in arms)
-    if points < MIN_POINTS:
-        name = next(iter(of_curves.values())).metric
-        detail = f"'{name}' is read from a validation curve of at least {MIN_POINTS} points; val_every = "
-        most = max(1, (steps.timed - 1) // (MIN_POINTS - 1))
-        hint = f"use val_every: {most} or less, with {MIN_POINTS} timed steps at least"
-        where = pointer("workload", "steps", "val_every")
-        yield SpecProblem(pointer=where, detail=f"{detail}{steps.val_every} gives {points}", hint=hint)
-    untrained = min((loss for arm in arms if (loss := arm.config.untrained_loss) is not None), default=math.inf)
-    for part, one in of_curves.items():
-        if one.target is not None and one.target.value >= untrained:
-            detail = f"a model that was not trained is already at {untrained:.4g} nats, the logarithm of its vocabulary"
-            where = pointer("verdict", *part, "target")
-            hint = "give a loss that the runs reach on their way"
-            yield SpecProblem(pointer=where, detail=f"'{one.metric}' has the target {one.target}; {detail}", hint=hint)
 
 
 def questions(spec: AblationSpec, plan: Plan) -> dict[str, str]:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ablate.experiments.design.checks import is_resident
 from ablate.experiments.design.metrics import METRICS, PRIMARY_METRICS, REQUIRED_METRICS
-from ablate.experiments.design.plan import is_resident
 from ablate.experiments.design.recipes import OVERRIDES, RECIPES, SHARED, Override, Recipe
 from ablate.experiments.design.spec import SIZE_PATTERN, ablation_json_schema
 from ablate.experiments.design.spec_values import DURATION_PATTERN, NAME_PATTERN, PERCENT_PATTERN

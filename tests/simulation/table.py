@@ -11,7 +11,7 @@ from ablate.experiments.analysis.sizing import LOOKS as LOOKS_OF_AUTO
 from ablate.experiments.analysis.sizing import PASSES, looks_up_to
 from ablate.experiments.analysis.statistics import log_ratio, percent
 from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
-from ablate.experiments.design.comparability import MOST_APART
+from ablate.experiments.design.checks import MOST_APART
 from ablate.experiments.design.power import (
     PLANNED_POWER,
     Look,

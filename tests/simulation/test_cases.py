@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ablate.experiments.design.comparability import MOST_APART
+from ablate.experiments.design.checks import MOST_APART
 from ablate.experiments.design.power import ALPHA, alpha_of, blocks_for_events
 from tests.simulation.cases import (
     MARGIN_PCT,

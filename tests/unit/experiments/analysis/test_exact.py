@@ -11,8 +11,9 @@ from ablate.experiments.analysis.exact import _distinct
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.verdicts import VariantVerdict
 from ablate.experiments.design.arms import Arm
+from ablate.experiments.design.checks import is_resident
 from ablate.experiments.design.metrics import EXACT_METRICS, METRICS
-from ablate.experiments.design.plan import BlockPlan, Plan, is_resident
+from ablate.experiments.design.plan import BlockPlan, Plan
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import Decision, VerdictWord

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ablate.experiments.design.arms import Arm
-from ablate.experiments.design.comparability import trained
+from ablate.experiments.design.checks import trained
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.workload import MAX_TIMED
 from ablate.experiments.errors import SpecError, SpecProblem

@@ -14,7 +14,7 @@ from ablate.experiments.analysis.evidence import weakest_claim
 from ablate.experiments.design import packages
 from ablate.experiments.design.aa_spec import bare_spec, calibration_spec
 from ablate.experiments.design.arms import resolve
-from ablate.experiments.design.comparability import other_model, other_work
+from ablate.experiments.design.checks import other_model, other_work
 from ablate.experiments.design.gate import Claim
 from ablate.experiments.design.kinds.command import CommandArm
 from ablate.experiments.design.listings import gates_of, public_gates, public_recipes

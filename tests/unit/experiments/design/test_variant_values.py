@@ -6,7 +6,7 @@ import pytest
 
 from ablate.experiments.analysis.evidence import weakest_claim
 from ablate.experiments.design.arms import resolve
-from ablate.experiments.design.comparability import other_model
+from ablate.experiments.design.checks import other_model
 from ablate.experiments.design.gate import Claim, read_field
 from ablate.experiments.design.plan import make_plan, questions
 from ablate.experiments.design.recipes import OF_AN_ARM, OVERRIDES, RECIPES, SHARED

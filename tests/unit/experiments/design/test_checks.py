@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ablate.experiments.design.arms import resolve
-from ablate.experiments.design.comparability import other_model, other_work
+from ablate.experiments.design.checks import other_model, other_work
 from ablate.experiments.design.equal_work import resolve_with_steps
 from ablate.experiments.design.gate import Claim, replace_fields
 from ablate.experiments.design.gates import GATES, with_gates
