@@ -102,7 +102,9 @@ def test_an_api_server_would_take_every_object(render, folder, version):
         check(one, version)
     names = [(one["kind"], one["metadata"]["name"]) for one in objects]
     assert len(names) == len(set(names))
-    assert {one["metadata"].get("namespace", "ablate") for one in objects} == {"ablate"}
+    of_the_cluster = {"Namespace", *(name.split()[1] for name, one in CUSTOM.items() if one["scope"] == "Cluster")}
+    places = {one["kind"]: one["metadata"].get("namespace") for one in objects}
+    assert places == {kind: None if kind in of_the_cluster else "ablate" for kind in places}
 
 
 FREE = ("labels", "annotations", "matchLabels", "nodeSelector", "requests", "limits", "data", "metadata", "emptyDir")
@@ -211,7 +213,7 @@ def test_every_mount_has_a_volume_and_every_volume_a_mount_and_its_source(render
         assert {mount["name"] for mount in mounts} == set(volumes) | claimed
         assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
         given = {name for name, volume in volumes.items() if {"secret", "configMap"} & set(volume)}
-        assert {mount["name"] for mount in mounts if mount.get("readOnly")} == given
+        assert all(mount.get("readOnly", False) == (mount["name"] in given) for mount in mounts)
         for volume in volumes.values():
             for field, (kind, key) in sources.items():
                 assert field not in volume or (kind, volume[field][key]) in names
@@ -412,6 +414,19 @@ def test_keda_scales_on_the_number_that_the_service_exports(render):
         assert devices == container["resources"]["limits"].get("nvidia.com/gpu", "1")
         assert one["spec"]["rollout"] == {"strategy": "gradual"}, "a change would end running workers"
         assert one["spec"].get("scalingStrategy", {}).get("strategy", "default") == "default", "others count twice"
+
+
+@pytest.mark.parametrize("name", ["skypilot", "dstack-worker"])
+def test_examples_of_other_schedulers_run_commands_and_set_variables_that_exist(name):
+    example = yaml.safe_load((ROOT / f"docker/kubernetes/{name}.yaml").read_text(encoding="utf-8"))
+    lines = [example["run"]] if "run" in example else example["commands"]
+    (command,) = re.findall(r"(ablate worker up .*)$", lines[0], re.M)
+    assert unknown_in(command) is None
+    listed = example.get("env") or [*example["envs"], *example["secrets"]]
+    text = " ".join([*listed, *lines])
+    assert set(re.findall(r"ABLATE_\w+", text)) <= {f"ABLATE_{field.upper()}" for field in Settings.model_fields} | {
+        ENROLMENT
+    }
 
 
 def test_kueue_admits_the_jobs(render):
