@@ -20,7 +20,7 @@ DOCUMENTS = sorted(
         *(pages.ROOT / "docs/why").glob("*.md"),
         *(pages.ROOT / "docs/published").glob("*.md"),
         *(pages.ROOT / "docs/receipts").glob("**/*.md"),
-        *(pages.ROOT / "docker").glob("*.md"),
+        *(pages.ROOT / "docker").glob("**/*.md"),
     ]
 )
 RECEIPTS = sorted(path.name for path in (pages.ROOT / "docs/receipts").iterdir() if path.is_dir())
