@@ -12,7 +12,7 @@ from tests.architecture.pages import ROOT
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docker").glob("*.md")]
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docker").glob("**/*.md")]
 )
 KINDS = ("another machine", "a program of yours", "a download of packages", "an H200", "containers", "minutes", "root")
 """Why a command is not run here."""
