@@ -165,6 +165,13 @@ class KeyRefused(ServiceError):
     slug = "key-refused"
 
 
+class EnrolmentRefused(ServiceError):
+    """This enrolment token does not allow this node."""
+
+    status = HTTPStatus.FORBIDDEN
+    slug = "enrolment-refused"
+
+
 class NotOwner(ServiceError):
     """A token may change only its own ablations; operators may change all."""
 

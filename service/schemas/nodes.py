@@ -75,6 +75,8 @@ class NodePublic(Public):
     code_digest: str
     lacks: list[str]
     public_key: str | None
+    allocation: str | None = None
+    """The job of a cluster that started the worker of an enrolled node; the node leaves the list with it."""
     registered_at: str
     seen_at: str
     runs: list[NodeRuns]
