@@ -46,6 +46,10 @@ class StackBusy(StackError):
     """Another `ablate up` uses this home."""
 
 
+class FleetError(ServiceError):
+    """The cluster cannot run these workers."""
+
+
 class PartFailed(StackError):
     """A part of the stack ended or did not answer in time during the start."""
 

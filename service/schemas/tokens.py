@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, StrictBool, StrictFloat, StrictInt
+from pydantic import ConfigDict, Field, StrictBool, StrictFloat
 
+from ablate.experiments.documents import Whole
 from ablate.experiments.ids import NODE_NAME, REASON, TOKEN_NAME
 from ablate.experiments.node_classes import GPU_PATTERN, MOST_LETTERS, NODE_CLASSES
 from ablate.service.principals import Scope
@@ -51,7 +52,7 @@ class EnrolmentRequest(AccessRequest):
     """A request for an enrolment token."""
 
     node_class: NodeClassName
-    uses: StrictInt = Field(default=1, ge=1, le=MAX_USES, description="Nodes that may enrol with it.")
+    uses: Whole = Field(default=1, ge=1, le=MAX_USES, description="Nodes that may enrol with it.")
     lasts_s: StrictFloat = Field(default=DAY_S, gt=0, le=MAX_LASTS_S, description="It expires after this long.")
 
 
