@@ -28,7 +28,8 @@ _ENDED = frozenset(
 """States of jobs that run no worker any more; every other one does, or will."""
 _FAILED = frozenset({"BOOT_FAIL", "FAILED", "OUT_OF_MEMORY"})
 _MOST_FAILURES = 3
-"""Failed jobs that Slurm still lists (MinJobAge, five minutes by default) after which no other is submitted."""
+"""Failed jobs that Slurm still lists (MinJobAge, five minutes by default) after which no other is submitted. More if
+more are wanted."""
 _MARGIN_S = 60
 """Most time between the end that a worker is told and that of its job."""
 _START_S = 120
@@ -172,7 +173,7 @@ def adjust(fleet: SlurmFleet, number: int, *, array: bool) -> str:
     missing = number - jobs.alive
     have = f"{number} wanted, {jobs.alive} there ({len(jobs.pending)} of them wait)"
     if missing > 0:
-        if jobs.failed >= _MOST_FAILURES:
+        if jobs.failed >= max(_MOST_FAILURES, number):
             raise FleetError(
                 f"{counted(jobs.failed, 'job')} of {fleet.name} failed within the last minutes, so no other is "
                 "submitted; their logs (--logs) say why"

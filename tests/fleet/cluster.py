@@ -37,7 +37,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 MpiDefault=none
 KillWait=30
-MinJobAge=300
+MinJobAge={job_age_s}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -78,15 +78,18 @@ class Cluster:
 
 
 @contextmanager
-def running(folder: Path, *, nodes: int) -> Iterator[Cluster]:
-    """Start a cluster in `folder`, whose path must be short, and end it with every process of its jobs."""
+def running(folder: Path, *, nodes: int, job_age_s: int = 300) -> Iterator[Cluster]:
+    """Start a cluster in `folder`, whose path must be short, and end it with every process of its jobs.
+
+    It lists a job for `job_age_s` after its end.
+    """
     ports = _free_ports(nodes + 1)
     host, user = socket.gethostname(), getpass.getuser()
     lines = [
         f"NodeName=n{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=1 RealMemory=1000 State=UNKNOWN"
         for n, port in enumerate(ports[1:])
     ]
-    text = _CONF.format(host=host, user=user, folder=folder, ports=ports, nodes="\n".join(lines))
+    text = _CONF.format(host=host, user=user, folder=folder, ports=ports, job_age_s=job_age_s, nodes="\n".join(lines))
     (folder / "slurm.conf").write_text(text)
     for name in ("state", *(f"spool-n{n}" for n in range(nodes))):
         (folder / name).mkdir()

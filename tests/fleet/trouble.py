@@ -26,6 +26,8 @@ from tests.waiting import until
 
 TROUBLES = ("scancel", "warn", "requeue", "kill", *["scancel"] * 6)
 """In turn: SIGTERM to the whole job, the early signal, Slurm's requeue, and SIGKILL to every process of the worker."""
+PAUSE_S = 3.0
+"""Mean time between two troubles."""
 _OVERRIDES = {"d_model": 32, "headdim": 16, "d_state": 16, "seq_len": 64, "vocab_size": 512, "threads": 1}
 
 
@@ -70,7 +72,7 @@ def run(folder: Path, *, num_nodes: int, num_blocks: int, troubles: int, seed: i
     """Run an ablation of `num_blocks` blocks on a cluster, with so many troubles of `TROUBLES` in turn."""
     books, began = Books(num_blocks), time.monotonic()
     with (
-        slurm.running(folder, nodes=num_nodes) as cluster,
+        slurm.running(folder, nodes=num_nodes, job_age_s=10) as cluster,
         served_api("sqlite", folder / "service", lease_s=15.0) as api,
     ):
         made = api.submit(
@@ -91,7 +93,7 @@ def run(folder: Path, *, num_nodes: int, num_blocks: int, troubles: int, seed: i
                     kind = TROUBLES[sum(books.troubles.values()) % len(TROUBLES)]
                     _trouble(cluster, drawn.choice(busy), kind)
                     books.troubles[kind] += 1
-                time.sleep(drawn.uniform(0.5, 3.0))
+                time.sleep(drawn.uniform(0.5, 2 * PAUSE_S))
             until(lambda: not cluster.jobs(), what="the end of idle workers", pause_s=0.5)
         _count(books, api, cluster)
         handlers = OutboxHandlers(api.store)

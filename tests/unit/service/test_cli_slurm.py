@@ -178,7 +178,7 @@ def test_as_many_jobs_as_the_work_needs_and_never_more_than_blocks(
 
 def test_jobs_that_are_too_short_for_every_block_are_not_started() -> None:
     row = WaitingPublic(node_class="h200", devices=1, blocks=3, device_minutes=300, least_s=6000.0, nodes=0)
-    with pytest.raises(FleetError, match="raise --time, or lower limits.trial of its spec"):
+    with pytest.raises(FleetError, match="raise --time, or lower limits"):
         fleet(Path("/f"), time_s=3600).wanted([row], work_s=60, most=8)
     assert fleet(Path("/f"), time_s=7200).wanted([row], work_s=60, most=8) == 3
 
