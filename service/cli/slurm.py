@@ -41,7 +41,7 @@ _SCRIPT = """\
 {options}
 unset "${{!ABLATE_@}}"  # of the shell that submitted this job
 {exports}
-ABLATE_HOME=$(mktemp -d "${{TMPDIR:-/tmp}}/ablate-XXXXXX") || exit 1
+ABLATE_HOME=$(mktemp -d) || exit 1
 export ABLATE_HOME
 trap 'rm -rf "$ABLATE_HOME"' EXIT
 ABLATE_ENROLMENT_TOKEN=$(cat {token_file}) || exit 1

@@ -82,8 +82,6 @@ def slurm_(  # noqa: PLR0913, PLR0917 - a command's options are its function's a
         if only_print:
             typer.echo(jobs.script(), nl=False)
             return
-        if is_loopback(client.url):
-            err().print(f"jobs will ask for work at {escape(client.url)}, as only this machine can: set ABLATE_URL")
         _keep(
             client,
             jobs,
@@ -105,6 +103,8 @@ def _checked(token_file: Path) -> Path:
 
 def _keep(client: Client, jobs: slurm.SlurmFleet, most: int, work_s: int, *, array: bool, every_s: int | None) -> None:
     """Adjust the number of jobs, once or for ever. After the first time, a refusal is printed and tried again."""
+    if is_loopback(client.url):
+        err().print(f"jobs will ask for work at {escape(client.url)}, as only this machine can: set ABLATE_URL")
     last, is_first = "", True
     while True:
         try:
