@@ -1,5 +1,6 @@
 """Enrolment tokens: who may make a node of itself, and nodes that come and go with their allocations."""
 
+import json
 import re
 import threading
 from collections.abc import Sequence
@@ -9,14 +10,16 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import select, update
+from typer.testing import CliRunner
 
 from ablate.experiments.digest import digest_bytes
 from ablate.experiments.outcomes import ExitCode
 from ablate.service.background.reconciler import Reconciler
 from ablate.service.store.nodes import nodes as stored
 from ablate.service.store.tables import db_now, nodes, token_secrets, tokens
+from ablate.workers.cli import app as worker_program
 from ablate.workers.leases.enrolment import enroller
-from ablate.workers.settings import Settings
+from ablate.workers.settings import Settings, get_settings
 from tests.api_stack import SIGNER, Api, api_fixture, bearer, receipts_of, served_api
 from tests.integration.worker_service import worker
 from tests.waiting import LIMIT_S, until
@@ -254,3 +257,31 @@ def test_a_worker_enrols_works_and_leaves_and_a_second_one_finds_no_use(tmp_path
         log = " ".join((tmp_path / "two" / "worker.log").read_text().split())
         assert "worker cannot run: the service answered 403: every use of this enrolment token is used up" in log
         assert made["secret"] not in log
+
+
+def test_the_doctor_says_that_the_worker_enrols_or_that_its_token_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served_api("sqlite", tmp_path) as api:
+        monkeypatch.setenv("ABLATE_HOME", str(tmp_path / "node"))
+        monkeypatch.delenv("ABLATE_WORKER_TOKEN", raising=False)
+        right = (True, "none: enrols at its start as a node of class cpu")
+        assert _worker_key(monkeypatch, api, make(api)["secret"]) == right
+        reader = api.token("reader", "read")["Authorization"].removeprefix("Bearer ")
+        passed, detail = _worker_key(monkeypatch, api, reader)
+        assert not passed
+        assert "the token 'reader' with scope 'read', no enrolment token; get one: ablate nodes enrol CLASS" in detail
+
+
+def _worker_key(monkeypatch: pytest.MonkeyPatch, api: Api, token: str) -> tuple[bool, str]:
+    monkeypatch.setenv(
+        "ABLATE_URL", str(api.client.base_url)
+    )  # the doctor hides both from the processes that it starts
+    monkeypatch.setenv("ABLATE_ENROLMENT_TOKEN", token)
+    get_settings.cache_clear()
+    try:
+        answer = CliRunner().invoke(worker_program, ["doctor", "--json"])
+    finally:
+        get_settings.cache_clear()
+    check = next(one for one in json.loads(answer.stdout) if one["name"] == "worker key")
+    return check["passed"], check["detail"]
