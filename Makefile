@@ -13,7 +13,7 @@ export ABLATE_HOME ?= $(CURDIR)/.ablate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock demo up down status check fix docs golden test test-fast test-long test-kernels test-gpu tpu test-tpu nightly nightly-result release clients test-containers browser simulate bench-scale screens trainers chaos troubles mutants interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install lock demo up down status check fix docs golden test test-fast test-long test-kernels test-gpu tpu test-tpu nightly nightly-result release clients test-containers browser simulate bench-scale screens trainers chaos fleet troubles mutants interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -146,6 +146,9 @@ SEED ?= 1
 STORE ?= both
 chaos: $(STAMP)  ## break a whole installation COUNT times on each STORE (sqlite, postgresql, both) and check its books; SEED=1
 	$(BIN)/python -m tests.chaos --count $(COUNT) --seed $(SEED) --store $(STORE) $(CHAOS)
+
+fleet: $(STAMP)  ## an ablation of BLOCKS (60) blocks on NODES (8) nodes of a real Slurm with TROUBLES (200) of its jobs; SEED=1
+	$(BIN)/python -m tests.fleet --blocks $(or $(BLOCKS),60) --nodes $(or $(NODES),8) --troubles $(or $(TROUBLES),200) --seed $(SEED)
 
 troubles: $(STAMP)  ## run 40 drawn programs of trouble COUNT times through a stack; check values and leftovers; SEED=1 COUNT=500
 	$(BIN)/python -m tests.troubles --count $(COUNT) --seed $(SEED)

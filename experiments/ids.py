@@ -1,8 +1,9 @@
-"""Ids that sort by time (a prefix that names the kind, and a ULID that grows within one process), and names."""
+"""Ids that sort by time (a prefix that names the kind, and a ULID that grows within one process), names, secrets."""
 
 import hashlib
 import os
 import re
+import secrets
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ NODE_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$"
 TOKEN_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # noqa: S105 - the pattern of a name
 LISTED_NAME = "^([A-Za-z0-9][A-Za-z0-9._-]{0,63}|node/[A-Za-z0-9][A-Za-z0-9._-]{0,119})$"
 """Names in `ablate admin tokens list`: tokens of people and keys of nodes."""
+ENROLMENT_NAME = "^(enrol/)?[a-z0-9-]{1,50}$"
 COMMIT_LABEL = "commit."
 """Beginning of the labels that name the commit of each arm: `commit.baseline`."""
 REASON = "^[ -~]{1,500}$"
@@ -31,6 +33,7 @@ RULES = {
     NODE_NAME: NODE_NAME_RULE,
     TOKEN_NAME: f"1 to 64 {_SIGNS}",
     LISTED_NAME: f"1 to 64 {_SIGNS}; or 'node/' and a node's name",
+    ENROLMENT_NAME: "the name that `ablate nodes enrolments` lists: 1 to 50 of a-z, 0-9 and '-', such as h200-5f0c2a",
     REASON: "1 to 500 printable ASCII characters on one line",
     LABEL_FILTER: "`key` or `key=value`, the key of 1 to 63 of a-z, 0-9, '.', '_' and '-', the value printable ASCII",
     IDEMPOTENCY_KEY: "printable ASCII characters without spaces",
@@ -60,6 +63,11 @@ def new_ids(prefix: str, count: int) -> list[str]:
 def new_id(prefix: str) -> str:
     """Return one id; see `new_ids`."""
     return new_ids(prefix, 1)[0]
+
+
+def fresh_secret() -> str:
+    """Return a new bearer token, which nobody can guess."""
+    return f"ablate_{secrets.token_urlsafe(32)}"
 
 
 def id_pattern(prefix: str) -> str:

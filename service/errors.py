@@ -46,6 +46,10 @@ class StackBusy(StackError):
     """Another `ablate up` uses this home."""
 
 
+class FleetError(ServiceError):
+    """The cluster cannot run these workers."""
+
+
 class PartFailed(StackError):
     """A part of the stack ended or did not answer in time during the start."""
 
@@ -163,6 +167,13 @@ class KeyRefused(ServiceError):
 
     status = HTTPStatus.FORBIDDEN
     slug = "key-refused"
+
+
+class EnrolmentRefused(ServiceError):
+    """This enrolment token does not allow this node."""
+
+    status = HTTPStatus.FORBIDDEN
+    slug = "enrolment-refused"
 
 
 class NotOwner(ServiceError):

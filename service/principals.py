@@ -9,7 +9,7 @@ SERVICE: Final = "service"
 
 
 class Scope(StrEnum):
-    """Permission of a token. Each scope of people includes those before it; a node's key stands apart."""
+    """Permission of a token. Each scope of people includes those before it; those of machines stand apart."""
 
     READ = "read"
     SUBMIT = "submit"
@@ -22,10 +22,12 @@ class Scope(StrEnum):
     """Manage tokens."""
     WORKER = "worker"
     """Register, claim and report for one node."""
+    ENROL = "enrol"
+    """Store the key of a new node of one class, and nothing else."""
 
     def includes(self, needed: "Scope") -> bool:
         """Return whether a token of this scope has the permission `needed`."""
-        if Scope.WORKER in (self, needed):
+        if {Scope.WORKER, Scope.ENROL} & {self, needed}:
             return self == needed
         ranks = list(Scope)
         return ranks.index(self) >= ranks.index(needed)
@@ -41,6 +43,6 @@ class Principal:
     node: str | None = None
     """The node that a worker key belongs to; None for every other scope."""
     node_class: str | None = None
-    """The only class under which that node may register; None for any."""
+    """The only class under which that node may register, or of a node to enrol; None for any."""
     device_minutes: float | None = None
     """Device minutes that its ablations may use in total; None for no limit."""

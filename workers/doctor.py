@@ -67,11 +67,12 @@ def _check(name: str, problem: str | None, detail: str = "", *, needed: bool = T
 
 def _service(settings: Settings) -> list[DoctorCheck]:
     try:
-        api = service_api(settings)
+        key = settings.read_token()
+        api = service_api(settings, token=key or settings.read_enrolment_token())
     except (WorkerError, BadSetting) as error:
         return [_check("worker key", str(error))]
     try:
-        return [_reachable(api), _key(api, settings.node_name)]
+        return [_reachable(api), _enrolment(api) if key is None else _key(api, settings.node_name)]
     finally:
         api.close()
 
@@ -90,6 +91,13 @@ def _key(api: ServiceApi, name: str) -> DoctorCheck:
         return _check("worker key", str(error))
     problem = None if owner == name else f"belongs to node '{owner}', but ABLATE_NODE_NAME here is '{name}'"
     return _check("worker key", problem, "accepted")
+
+
+def _enrolment(api: ServiceApi) -> DoctorCheck:
+    try:
+        return _check("worker key", None, f"none: enrols at its start as a node of class {api.enrolment_class()}")
+    except WorkerError as error:
+        return _check("worker key", str(error))
 
 
 def _broker(settings: Settings) -> DoctorCheck:

@@ -4,6 +4,7 @@ The settings are in another module, because they need a package that an air-gapp
 """
 
 import os
+import socket
 from pathlib import Path
 
 from ablate.kernels.xla import compiler as xla_compiler
@@ -73,6 +74,15 @@ def hidden_by() -> str | None:
 def stack_id() -> str | None:
     """Return the id of the embedded stack that this process is a part of, None for another process."""
     return os.environ.get("ABLATE_STACK_ID")
+
+
+def allocation_of_cluster() -> str | None:
+    """Return the name of the job of Slurm, or of the pod, that this process is a part of; None outside of a cluster."""
+    job, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    name = f"{job}_{task}" if job and task else os.environ.get("SLURM_JOB_ID")
+    if name:
+        return f"slurm-{name}"
+    return f"pod-{socket.gethostname()}" if "KUBERNETES_SERVICE_HOST" in os.environ else None
 
 
 def python_environments(pairs: str | None = None) -> dict[str, Path]:

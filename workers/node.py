@@ -59,6 +59,8 @@ class Node:
     cores: int
     memory_limit_bytes: int
     lacks: tuple[str, ...]
+    allocation: str | None = None
+    """The job of a cluster that this worker, which enrolled, is a part of."""
 
     @property
     def node_class(self) -> NodeClass:
@@ -101,6 +103,7 @@ class Node:
             code_digest=self.code.digest,
             lacks=self.lacks,
             public_key=public_key,
+            allocation=self.allocation,
         )
 
     def table(self) -> Table:

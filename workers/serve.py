@@ -27,7 +27,8 @@ from ablate.workers.devices.device_lock import DeviceLock
 from ablate.workers.devices.node_health import NodeHealth, ReleaseProof
 from ablate.workers.errors import ApiUnreachable, WorkerError
 from ablate.workers.isolation.node_secrets import read_secrets
-from ablate.workers.leases.service_api import service_api
+from ablate.workers.leases.enrolment import Enroller, enroller
+from ablate.workers.leases.service_api import ServiceApi, service_api
 from ablate.workers.leases.spool import FOLDER, Spool
 from ablate.workers.leases.supervisor import ServiceLink, ServiceNode, Supervisor
 from ablate.workers.leases.wake_listener import WakeListener
@@ -74,7 +75,10 @@ def _serve(settings: Settings, console: Console) -> None:
         wake_event, drain_s=settings.drain_s, lasts_s=settings.lasts_s, idle_s=settings.exit_when_idle or math.inf
     )
     stopping.install()
+    joining = enroller(settings)
+    settings = settings if joining is None else joining.settings
     node = find_node(settings.node_name, settings.node_class)
+    node = node if joining is None else replace(node, allocation=joining.allocation)
     console.print(node.table())
     with DeviceLock(node.devices.locks("worker")):
         signer = node_signer(settings.home_dir / KEY_FILE)
@@ -87,7 +91,7 @@ def _serve(settings: Settings, console: Console) -> None:
                 MOST_OUTPUT, bytes=int(settings.trial_disk_gib * GIB), processes=settings.trial_processes
             ),
         ) as runner:
-            _work(settings, node, signer, runner, wake_event=wake_event, stopping=stopping)
+            _work(settings, node, signer, runner, joining=joining, wake_event=wake_event, stopping=stopping)
 
 
 def _work(
@@ -96,6 +100,7 @@ def _work(
     signer: Signer,
     runner: TrialRunner,
     *,
+    joining: Enroller | None,
     wake_event: WakeEvent,
     stopping: StopFlag,
 ) -> None:
@@ -105,7 +110,7 @@ def _work(
     test_lanes = partial(_offered_lanes, node, runner.server, settings, secret_values)
     health = _health(settings, node, proof, test_lanes(anew=False))
     stopping.ended()
-    api = _until(lambda: service_api(settings), wake_event, stopping)
+    api = _until(partial(_connected, settings, joining, node.node_class.name), wake_event, stopping)
     service_node = ServiceNode(
         api, node, health, public_key=signer.key, test_lanes=partial(test_lanes, anew=True), left_s=stopping.left_s
     )
@@ -147,7 +152,20 @@ def _work(
         Supervisor(context, link, stopping=stopping).run()
     finally:
         listener.stop()
-        api.close()
+        _end(api, joining)
+
+
+def _connected(settings: Settings, joining: Enroller | None, node_class: str) -> ServiceApi:
+    """Enrol if there is no key, and return the client of the service."""
+    if joining is not None:
+        joining.enrol(node_class)
+    return service_api(settings)
+
+
+def _end(api: ServiceApi, joining: Enroller | None) -> None:
+    if joining is not None:
+        joining.leave(api)
+    api.close()
 
 
 def _health(settings: Settings, node: Node, proof: ReleaseProof, lanes: LaneResults | None) -> NodeHealth:

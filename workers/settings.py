@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, SecretStr, TypeAdapter, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, TypeAdapter, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ablate.experiments.design.spec_values import MOST_LETTERS, NAME_PATTERN, Seconds
@@ -68,6 +68,12 @@ class Settings(BaseSettings):
     """Whether the worker key may go to another machine by http://, which encrypts nothing."""
     worker_token: Secret | None = None
     """Worker key; default: the content of `tokens/worker` in the state folder."""
+    enrolment_token: Secret | None = None
+    """Enrolment token, for a worker without a worker key: the worker makes itself a node of its own, which leaves with
+    it. Default: the content of `tokens/enrolment` in the state folder."""
+    allocation: str | None = None
+    """Name of the job of the cluster that started this worker, for a worker that enrols. Default: that of Slurm's job
+    or of the pod, otherwise a random one."""
     broker_url: ServerAddress | None = None
     """Celery broker; default: the embedded broker's socket in the state folder."""
     node_name: NodeName = Field(default_factory=own_node_name)
@@ -153,11 +159,11 @@ class Settings(BaseSettings):
                 raise ValueError(f"names {folder!r}, which has no bin/python")
         return value
 
-    @field_validator("worker_token")
+    @field_validator("worker_token", "enrolment_token")
     @classmethod
-    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
+    def _check_token(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
         if value is not None:
-            check_token(value.get_secret_value(), "ABLATE_WORKER_TOKEN")
+            check_token(value.get_secret_value(), f"{PREFIX}{str(info.field_name).upper()}")
         return value
 
     @property
@@ -220,12 +226,20 @@ class Settings(BaseSettings):
 
     def read_token(self) -> str | None:
         """Return the worker key, None while neither the variable nor the file exists."""
-        if self.worker_token is not None:
-            return self.worker_token.get_secret_value()
-        token = read_secret(self.token_file)
-        if token is not None:
-            check_token(token, str(self.token_file))
-        return token
+        return _read_token(self.worker_token, self.token_file)
+
+    def read_enrolment_token(self) -> str | None:
+        """Return the enrolment token, None while neither the variable nor the file exists."""
+        return _read_token(self.enrolment_token, self.home_dir / "tokens" / "enrolment")
+
+
+def _read_token(value: SecretStr | None, file: Path) -> str | None:
+    if value is not None:
+        return value.get_secret_value()
+    token = read_secret(file)
+    if token is not None:
+        check_token(token, str(file))
+    return token
 
 
 def _at_home(folder: str) -> Path:

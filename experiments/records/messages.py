@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, StrictBool
 
 from ablate.experiments.documents import Frozen, Number, Whole
+from ablate.experiments.ids import NODE_NAME
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.signing import PublicKey
 from ablate.model.measurements import OmitNone
@@ -60,6 +61,16 @@ class NodeRegistration(Frozen):
     """Why it is quarantined."""
     probed: StrictBool = False
     """Whether the node has just probed itself: its lanes, its devices and its disk."""
+    allocation: OmitNone[Annotated[str, Field(pattern=NODE_NAME)]] = None
+    """The job of a cluster that started the worker of an enrolled node; the node leaves with it."""
+
+
+class Enrolment(Frozen):
+    """`POST /v1/nodes/{name}:enrol`: a worker without a key offers one for a new node, with an enrolment token."""
+
+    node_class: str
+    key_digest: str = Field(pattern="^sha256:[0-9a-f]{64}$")
+    """Of the key, a bearer token that the worker made and keeps."""
 
 
 class NodeRegistered(Frozen):

@@ -15,7 +15,7 @@ from ablate.service.lifecycle import OutboxKind
 from ablate.service.store import outbox
 from ablate.service.store.ablations import submissions
 from ablate.service.store.blocks import attempts, completion
-from ablate.service.store.nodes import node_states
+from ablate.service.store.nodes import node_states, nodes
 from ablate.service.store.session import Store
 from ablate.service.store.tables import db_now
 
@@ -94,9 +94,12 @@ class Reconciler:
     def _clean(self) -> None:
         with self._store.write() as connection:
             submissions.forget_idempotency(connection, age_s=KEY_AGE_S)
+            gone = nodes.remove_gone(connection)
             given_up = sum(
                 outbox.drop_older(connection, kind, age_s=HOOK_AGE_S) for kind in (OutboxKind.HOOK, OutboxKind.NOTIFY)
             )
+        for name in gone:
+            log.info("node %s has left: it is silent, and the time of its allocation is over", name)
         if given_up:
             log.warning("%d webhooks and notices were given up: their receivers accepted none for a day", given_up)
 

@@ -83,7 +83,18 @@ RegisteredNodeArgument = Annotated[
 GraceOption = Annotated[
     float, typer.Option("--grace-hours", min=0, max=24 * 365, help="How long the old secret stays valid, in hours.")
 ]
+ClassArgument = Annotated[
+    str, typer.Argument(metavar="CLASS", help="The node class.", autocompletion=completion.node_classes)
+]
 ReasonOption = Annotated[str, typer.Option(help="Why, for other people to read.")]
+
+
+def duration(text: str, option: str) -> int:
+    """Return the seconds of a duration such as 8h or 7d. Raises BadParameter, which names the option."""
+    match = re.fullmatch("([1-9][0-9]{0,5})([smhd])", text)
+    if match is None:
+        raise typer.BadParameter(f"{option} is {text!r}; allowed: a whole number and s, m, h or d, such as 8h or 7d")
+    return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match[2]]
 
 
 def is_spec(argument: str) -> bool:

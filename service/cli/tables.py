@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ablate.service.schemas.ablations import AblationPublic, TrialPublic
     from ablate.service.schemas.nodes import CalibrationList, NodePublic, NodeRuns, WaitingPublic
     from ablate.service.schemas.submissions import NodeClassAnswer, PlanPublic
+    from ablate.service.schemas.tokens import TokenPublic
 
 _STATE_COLOURS: dict[str, str] = {
     AblationState.COMPLETED: "green",
@@ -286,6 +287,19 @@ def nodes(rows: "Iterable[NodePublic]") -> RenderableType:
             seen,
         )
     return table if table.rows else Text("No node has registered. Start one: ablate up, or ablate worker up")
+
+
+def enrolments(rows: "Iterable[TokenPublic]") -> RenderableType:
+    """Return a table of enrolment tokens."""
+    table = TerminalTable(*names("name", "class", "uses left"), *texts("valid", "created"))
+    for row in rows:
+        ends = next((secret.ends_at for secret in row.secrets), None)
+        state = "expired" if ends is None else "used up" if not row.uses_left else f"until {wording.moment(ends)}"
+        if row.revoked_at is not None:
+            state = f"revoked {wording.moment(row.revoked_at)}: {row.reason}"
+        made = f"{wording.moment(row.created_at)} by {row.created_by}"
+        table.add_row(escape(row.name), row.node_class or "", str(row.uses_left), escape(state), escape(made))
+    return table if table.rows else Text("There is no enrolment token. Make one: ablate nodes enrol CLASS")
 
 
 def waiting(rows: "Iterable[WaitingPublic]") -> RenderableType:

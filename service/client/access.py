@@ -41,6 +41,15 @@ class NodeKeys:
         """Issue the key of a node; it may only register with `node_class`, None for any."""
         return self._connection.post_once("/v1/nodes", TokenSecret, {"name": name, "node_class": node_class})
 
+    def enrol(self, node_class: str, *, uses: int, lasts_s: float) -> TokenSecret:
+        """Create a token with which so many workers of a class may make nodes of themselves."""
+        body = {"node_class": node_class, "uses": uses, "lasts_s": lasts_s}
+        return self._connection.post_once("/v1/enrolments", TokenSecret, body)
+
+    def revoke_enrolment(self, name: str, *, reason: str) -> None:
+        """Let no other node enrol with a token."""
+        self._connection.call("POST", named("/v1/enrolments/{name}:revoke", name), json={"reason": reason})
+
     def rotate(self, name: str, *, grace_s: float) -> TokenSecret:
         """Replace the key of a node; the old one stays valid for `grace_s`."""
         return self._connection.post_once(named("/v1/nodes/{name}:rotate-key", name), TokenSecret, {"grace_s": grace_s})

@@ -58,6 +58,9 @@ def _why_not(row: Row[Any] | None) -> str:
     """Say why a formerly valid secret is no longer accepted, and nothing else: it may be stolen."""
     if row is None:
         return "unknown bearer token"
+    if row.scope == Scope.ENROL:
+        how = "has expired" if row.revoked_at is None else f"was revoked: {row.reason}"
+        return f"this enrolment token {how}; an operator makes another: ablate nodes enrol {row.node_class}"
     what = "this bearer token" if row.node is None else f"this key of node '{row.node}'"
     remedy = (
         "an administrator issues another"

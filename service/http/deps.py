@@ -71,6 +71,7 @@ Coder = Annotated[Principal, Depends(requires(Scope.CODE))]
 Operator = Annotated[Principal, Depends(requires(Scope.OPERATE))]
 Admin = Annotated[Principal, Depends(requires(Scope.ADMIN))]
 Worker = Annotated[Principal, Depends(requires(Scope.WORKER))]
+Enroller = Annotated[Principal, Depends(requires(Scope.ENROL))]
 Anyone = Annotated[Principal, Depends(requires(None))]
 
 

@@ -242,6 +242,7 @@ def demand(connection: Connection, *, silent_s: float) -> list[WaitingPublic]:
             devices=devices,
             blocks=sum(row.blocks_queued for row in own),
             device_minutes=sum(_queued_minutes(row, paces) for row in own),
+            least_s=min(queue.needs_of(row).takes_s for row in own),
             nodes=_count_eligible(nodes.get(node_class, ()), own, silent_s),
         )
         for (node_class, devices), own in sorted(kinds.items())

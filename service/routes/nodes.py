@@ -7,25 +7,26 @@ from fastapi import APIRouter, Body, Depends, Path
 from sqlalchemy import Connection
 
 from ablate.experiments.errors import SpecProblem
-from ablate.experiments.ids import NODE_NAME, REASON
+from ablate.experiments.ids import ENROLMENT_NAME, NODE_NAME, REASON
 from ablate.experiments.node_classes import NODE_CLASSES, is_gpu
-from ablate.experiments.records.messages import NodeRegistered, NodeRegistration
+from ablate.experiments.records.messages import Enrolment, NodeRegistered, NodeRegistration
 from ablate.experiments.records.signing import KEY_PATTERN, PublicKey
 from ablate.service.errors import Invalid
-from ablate.service.http.deps import Operator, Reader, Services, ServicesDep, Worker, json_only
+from ablate.service.http.deps import Enroller, Operator, Reader, Services, ServicesDep, Worker, json_only
 from ablate.service.http.problems import check_known
 from ablate.service.http.responses import secured
 from ablate.service.http.serializers import key_public, node_public, silent_limit_s
 from ablate.service.queue.waiting import demand
 from ablate.service.schemas.nodes import KeyList, NodeList, NodePublic, WaitingList
-from ablate.service.schemas.tokens import NodeKeyRequest, RevokeRequest, RotateRequest, TokenSecret
+from ablate.service.schemas.tokens import EnrolmentRequest, NodeKeyRequest, RevokeRequest, RotateRequest, TokenSecret
 from ablate.service.settings import ServiceSettings
-from ablate.service.store.access import keys, tokens
+from ablate.service.store.access import enrolments, keys, tokens
 from ablate.service.store.nodes import node_states, nodes
 
 router = APIRouter(prefix="/v1", tags=["nodes"])
 
 NodeName = Annotated[str, Path(pattern=NODE_NAME, examples=["gpu-7"])]
+EnrolmentName = Annotated[str, Path(pattern=ENROLMENT_NAME, examples=["h200-5f0c2a"])]
 Reason = Annotated[str, Body(embed=True, pattern=REASON, examples=["its fan is loud"])]
 KeyPath = Annotated[PublicKey, Path(pattern=KEY_PATTERN)]
 KeyOwner = Annotated[str, Body(embed=True, pattern="^[ -~]{1,120}$", examples=["gpu-7"])]
@@ -33,7 +34,7 @@ KeyOwner = Annotated[str, Body(embed=True, pattern="^[ -~]{1,120}$", examples=["
 
 @router.get("/nodes", operation_id="listNodes", summary="List every node", responses=secured())
 def list_nodes(services: ServicesDep, principal: Reader) -> NodeList:
-    """Return every node that ever registered, with its health."""
+    """Return every node that ever registered, with its health, except those that left with their allocation."""
     return node_list(services)
 
 
@@ -105,6 +106,70 @@ def add_node(wanted: NodeKeyRequest, services: ServicesDep, principal: Operator)
     with services.store.write() as connection:
         secret = tokens.create(connection, token, by=principal.name)
     return TokenSecret(name=token.name, node=wanted.name, secret=secret)
+
+
+@router.post(
+    "/enrolments",
+    operation_id="createEnrolment",
+    summary="Create an enrolment token",
+    status_code=HTTPStatus.CREATED,
+    dependencies=[Depends(json_only)],
+    responses=secured(413, 415, 422),
+)
+def create_enrolment(wanted: EnrolmentRequest, services: ServicesDep, principal: Operator) -> TokenSecret:
+    """Return a secret with which workers of one class get keys of new nodes. `listTokens` lists it."""
+    _check_class(wanted.node_class)
+    with services.store.write() as connection:
+        name, secret = enrolments.create(
+            connection, wanted.node_class, uses=wanted.uses, lasts_s=wanted.lasts_s, by=principal.name
+        )
+    return TokenSecret(name=name, node=None, secret=secret)
+
+
+@router.post(
+    "/enrolments/{name:name}:revoke",
+    operation_id="revokeEnrolment",
+    summary="Revoke an enrolment token",
+    status_code=HTTPStatus.NO_CONTENT,
+    dependencies=[Depends(json_only)],
+    responses=secured(404, 413, 415, 422),
+)
+def revoke_enrolment(name: EnrolmentName, wanted: RevokeRequest, services: ServicesDep, principal: Operator) -> None:
+    """Let no other node enrol with this token. Nodes that did keep their keys."""
+    with services.store.write() as connection:
+        enrolments.revoke(connection, name, reason=wanted.reason)
+    services.authenticator.forget()
+
+
+@router.post(
+    "/nodes/{name:name}:enrol",
+    operation_id="enrolNode",
+    summary="Enrol a node",
+    tags=["workers"],
+    status_code=HTTPStatus.NO_CONTENT,
+    dependencies=[Depends(json_only)],
+    responses=secured(409, 413, 415, 422),
+)
+def enrol_node(name: NodeName, wanted: Enrolment, services: ServicesDep, principal: Enroller) -> None:
+    """Accept the key that a worker made, as that of a new node of the enrolment token's class."""
+    with services.store.write() as connection:
+        enrolments.enrol(connection, principal, name, wanted.node_class, wanted.key_digest)
+
+
+@router.post(
+    "/nodes/{name:name}:leave",
+    operation_id="leaveNode",
+    summary="Remove an enrolled node",
+    tags=["workers"],
+    status_code=HTTPStatus.NO_CONTENT,
+    responses=secured(404, 422),
+)
+def leave_node(name: NodeName, services: ServicesDep, principal: Worker) -> None:
+    """End the key of a node whose allocation ends; the node is no longer listed, and its results stay."""
+    nodes.check_owner(name, principal)
+    with services.store.write() as connection:
+        nodes.leave(connection, name)
+    services.authenticator.forget()
 
 
 @router.post(

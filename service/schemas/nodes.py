@@ -75,6 +75,8 @@ class NodePublic(Public):
     code_digest: str
     lacks: list[str]
     public_key: str | None
+    allocation: str | None = None
+    """The job of a cluster that started the worker of an enrolled node; the node leaves the list with it."""
     registered_at: str
     seen_at: str
     runs: list[NodeRuns]
@@ -97,6 +99,9 @@ class WaitingPublic(Public):
     device_minutes: float
     """Expected of these blocks: by the mean time of their ablation's finished ones, before the first by the newest
     trials of the node class, without any by their limit."""
+    least_s: float
+    """Seconds that a worker must have left to get one of these blocks: by the mean time of its ablation's finished
+    ones, before the first by its limit."""
     nodes: int
     """Nodes that may run one of them now, busy ones included; stopped and silent ones are not among them."""
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StrictBool, StrictFloat
 
+from ablate.experiments.documents import Whole
 from ablate.experiments.ids import NODE_NAME, REASON, TOKEN_NAME
 from ablate.experiments.node_classes import GPU_PATTERN, MOST_LETTERS, NODE_CLASSES
 from ablate.service.principals import Scope
@@ -11,6 +12,8 @@ from ablate.service.schemas.public import Public
 
 MAX_GRACE_S = 365 * 86_400.0
 DAY_S = 86_400.0
+MAX_LASTS_S = 90 * DAY_S
+MAX_USES = 100_000
 
 HumanScope = Literal[Scope.READ, Scope.SUBMIT, Scope.CODE, Scope.OPERATE, Scope.ADMIN]
 """Scopes of people's tokens; a worker has the key of its node."""
@@ -43,6 +46,14 @@ class NodeKeyRequest(AccessRequest):
 
     name: str = Field(pattern=NODE_NAME, examples=["gpu-7"])
     node_class: NodeClassName | None = Field(default=None, description="The only allowed class; null for any.")
+
+
+class EnrolmentRequest(AccessRequest):
+    """A request for an enrolment token."""
+
+    node_class: NodeClassName
+    uses: Whole = Field(default=1, ge=1, le=MAX_USES, description="Nodes that may enrol with it.")
+    lasts_s: StrictFloat = Field(default=DAY_S, gt=0, le=MAX_LASTS_S, description="It expires after this long.")
 
 
 class RotateRequest(AccessRequest):
@@ -78,11 +89,11 @@ class SecretPublic(Public):
 
     created_at: str
     ends_at: str | None
-    """End of its grace period after a replacement."""
+    """End of an enrolment token, and of the grace period after a replacement."""
 
 
 class TokenPublic(Public):
-    """A token or the key of a node."""
+    """A token, the key of a node, or an enrolment token."""
 
     id: str
     name: str
@@ -95,6 +106,8 @@ class TokenPublic(Public):
     device_minutes_used: float
     device_minutes_reserved: float
     """Minutes that its unfinished ablations may still use, each up to its own limit."""
+    uses_left: int | None
+    """Nodes that may still enrol with an enrolment token; null for others."""
     secrets: list[SecretPublic]
     created_at: str
     created_by: str

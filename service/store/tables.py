@@ -92,6 +92,7 @@ tokens = Table(
     Column("node", String(120)),
     Column("node_class", String(32)),
     Column("device_minutes", Double),
+    Column("uses_left", Integer),  # of an enrolment token
     Column("created_at", Double, nullable=False),
     Column("created_by", String(64), nullable=False),
     Column("revoked_at", Double),
@@ -177,6 +178,8 @@ nodes = Table(
     Column("failed_back_ends", Text),
     Column("num_devices", Integer, nullable=False, default=1),
     Column("ends_at", Double),  # when its worker ends by itself, by its last claim
+    Column("allocation", String(120)),  # of an enrolled node: the job of the cluster that started its worker
+    Column("left_at", Double),  # when that job had ended; the node is no longer listed
 )
 
 SILENT_S: ColumnElement[float] = func.abs(db_now() - nodes.c.seen_at)

@@ -105,6 +105,7 @@ SET_OTHERWISE = {
     "worker-cpu": {
         *("ABLATE_HOME", "ABLATE_WORKER_TOKEN", "ABLATE_BROKER_URL"),
         *("ABLATE_EXIT_WHEN_IDLE", "ABLATE_UNTIL", "ABLATE_MAX_BLOCKS"),  # a worker that ends is started again
+        *("ABLATE_ENROLMENT_TOKEN", "ABLATE_ALLOCATION"),  # its key is a file of a secret
     },
 }
 """Documented settings that people cannot set for a container through .env, and why."""

@@ -253,7 +253,7 @@ def test_a_worker_reads_one_documented_secret_of_its_class(render):
 
 
 def test_every_variable_is_a_documented_setting_with_an_allowed_value(render):
-    own = {f"ABLATE_{name.upper()}" for name in Settings.model_fields} | {ENROLMENT}
+    own = {f"ABLATE_{name.upper()}" for name in Settings.model_fields}
     for where, template, container in each_pod(render):
         variables = {one["name"]: one.get("value") for one in container.get("env", ())}
         name = template["metadata"]["labels"]["app"]
@@ -424,9 +424,7 @@ def test_examples_of_other_schedulers_run_commands_and_set_variables_that_exist(
     assert unknown_in(command) is None
     listed = example.get("env") or [*example["envs"], *example["secrets"]]
     text = " ".join([*listed, *lines])
-    assert set(re.findall(r"ABLATE_\w+", text)) <= {f"ABLATE_{field.upper()}" for field in Settings.model_fields} | {
-        ENROLMENT
-    }
+    assert set(re.findall(r"ABLATE_\w+", text)) <= {f"ABLATE_{field.upper()}" for field in Settings.model_fields}
 
 
 def test_kueue_admits_the_jobs(render):

@@ -1,5 +1,6 @@
 """Who may do what: every operation of the REST interface times every kind of principal, against a table by hand."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,8 @@ OWN = {"owner", "operator", "admin"}
 OPERATE = {"operator", "admin"}
 ADMINS = {"admin"}
 NODE_A = {"node-a"}
-EVERYBODY = READ | {"node-a", "node-b"}
+ENROLLER = {"enroller"}
+EVERYBODY = READ | ENROLLER | {"node-a", "node-b"}
 PRINCIPALS = EVERYBODY | NO_TOKEN
 
 
@@ -53,8 +55,18 @@ class World:
             "admin": api.token("second-admin", "admin"),
             "node-a": api.worker_of("node-a"),
             "node-b": api.worker_of("node-b"),
+            "enroller": bearer(self._enrolment()["secret"]),
         }
         self._number = 0
+
+    def _enrolment(self) -> dict[str, Any]:
+        """A token with which `enroller` makes nodes."""
+        answer = self._admin("/v1/enrolments", {"node_class": "cpu", "uses": 100})
+        assert answer.status_code == 201, answer.text
+        return dict(answer.json())
+
+    def enrolment(self) -> str:
+        return str(self._enrolment()["name"]).replace("/", "%2F")
 
     def _revoked(self) -> dict[str, str]:
         headers = self.api.token("gone", "admin")
@@ -169,6 +181,12 @@ def _revoke_share(world: World) -> Ask:
     return Ask("POST", f"/v1/ablations/{ablation}/shares/{made.json()['link']['id']}:revoke")
 
 
+def _enrol(world: World) -> Ask:
+    name = world.fresh("enrolled")
+    body = {"node_class": "cpu", "key_digest": f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"}
+    return Ask("POST", f"/v1/nodes/{name}:enrol", body)
+
+
 def _claim(world: World) -> Ask:
     world.ablation()
     return Ask("POST", "/v1/blocks:claim", {"node_id": world.node})
@@ -231,6 +249,14 @@ TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "importBundles": (OPERATE, 422, lambda _w: Ask("POST", "/v1/ablations:import", {}, TAR)),
     "trustKey": (OPERATE, 200, lambda w: Ask("POST", f"/v1/keys/{SIGNER.key}:trust", {"node": w.fresh("far")})),
     "revokeKey": (OPERATE, 404, lambda _w: Ask("POST", f"/v1/keys/ed25519:{'A' * 43}:revoke", {"reason": "lost"})),
+    "createEnrolment": (OPERATE, 201, lambda _world: Ask("POST", "/v1/enrolments", {"node_class": "cpu"})),
+    "revokeEnrolment": (
+        OPERATE,
+        204,
+        lambda w: Ask("POST", f"/v1/enrolments/{w.enrolment()}:revoke", {"reason": "it leaked"}),
+    ),
+    "enrolNode": (ENROLLER, 204, _enrol),
+    "leaveNode": (NODE_A, 403, lambda _world: Ask("POST", "/v1/nodes/node-a:leave")),
     "addNode": (OPERATE, 201, lambda world: Ask("POST", "/v1/nodes", {"name": world.fresh("new")})),
     "rotateNodeKey": (OPERATE, 200, _of_node("rotate-key", grace_s=5)),
     "endOldNodeKeys": (OPERATE, 204, _of_node("end-old-keys")),

@@ -37,10 +37,16 @@ def submit_aa(api: Api, **options: Any) -> str:
     return str(answer.json()["id"])
 
 
-def run(api: Api, spec: AblationSpec, *, seed: int = 0, control: bool = False, **environment: Any) -> None:
-    """Report every waiting block of an ablation of `spec`, with noise of 0.3 % and the speeds above, and judge it."""
+def run(
+    api: Api, spec: AblationSpec, *, seed: int = 0, control: bool = False, on: str = "node-a", **environment: Any
+) -> None:
+    """Report every waiting block of an ablation of `spec`, with noise of 0.3 % and the speeds above, and judge it.
+
+    Any other node than node-a is that of an allocation, with which it leaves.
+    """
     plan = controlled(spec, make_plan(spec)) if control else make_plan(spec)
-    rng, node = np.random.default_rng(seed), api.register()
+    allocation = {} if on == "node-a" else {"allocation": on}
+    rng, node = np.random.default_rng(seed), api.register(on, **allocation)
     of_losses = np.random.default_rng(1000 + seed)
     handlers = OutboxHandlers(api.store)
     while (block := api.claim(node)) or handlers.run_due(OutboxKind.LOOK):
@@ -59,6 +65,8 @@ def run(api: Api, spec: AblationSpec, *, seed: int = 0, control: bool = False, *
         answer = api.attempt(block, "report", receipts=receipts)
         assert answer.status_code == 200, answer.text
     handlers.run_due(OutboxKind.JUDGE)
+    if allocation:
+        assert api.client.post(f"/v1/nodes/{on}:leave", headers=api.worker_of(on)).status_code == 204
 
 
 def answer(api: Api, path: str) -> Any:
@@ -116,6 +124,23 @@ def test_verdicts_are_published_after_twenty_blocks_of_noise_and_not_before(both
     (cited,) = judged["circumstances"]["admission"]["calibrations"]
     assert cited == whole["calibration"]
     assert judged["circumstances"]["admission"]["ledger"] == noise["ledger"]
+
+
+@pytest.mark.parametrize(("serial", "problem"), [("card-1", None), ("card-2", "another device")])
+def test_a_calibration_outlives_the_allocation_that_measured_it_on_its_card_alone(
+    api: Api, serial: str, problem: str | None
+) -> None:
+    submit_aa(api)
+    run(api, aa_spec(), on="slurm-1", device_serial="card-1")
+    assert api.get("/v1/nodes").json()["items"] == []
+    later = api.submit()["id"]
+    run(api, make_spec(), seed=3, on="slurm-2", device_serial=serial)
+    judged = answer(api, f"/v1/ablations/{later}/verdict")
+    refused = judged["circumstances"]["admission"]["refused_because"]
+    assert (refused is None) if problem is None else refused.endswith(problem)
+    words = {one["arm"]: one["verdict"] for one in judged["variants"]}
+    published = {"psiv-on": "better", "chunk-32": "worse"}
+    assert words == (published if problem is None else dict.fromkeys(published, "inconclusive"))
 
 
 def test_other_software_is_another_key_and_capped_again(api: Api) -> None:

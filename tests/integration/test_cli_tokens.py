@@ -29,6 +29,27 @@ def name_of(api: Api, secret: str) -> str | None:
             return None
 
 
+def test_an_enrolment_token_is_made_listed_and_revoked(api: Api) -> None:
+    code, secret, remark = ablate("nodes", "enrol", "cpu", "--uses", 3, "--for", "2d")
+    assert (code, "for 3 workers, shown only once" in " ".join(remark.split())) == (0, True)
+    assert name_of(api, secret.strip()) is not None
+    (row,) = json.loads(ablate("nodes", "enrolments", "--json")[1])
+    assert (row["node_class"], row["uses_left"], row["scope"]) == ("cpu", 3, "enrol")
+    assert " until 20" in ablate("nodes", "enrolments")[1]
+    assert ablate("nodes", "revoke-enrolment", row["name"].removeprefix("enrol/"), "--reason", "leaked")[0] == 0
+    assert name_of(api, secret.strip()) is None
+    assert ": leaked" in ablate("nodes", "enrolments")[1]
+    assert secret.strip() not in ablate("nodes", "enrolments", "--json")[1]
+
+
+@pytest.mark.parametrize("lasts", ["7", "0d", "1w", "d", "-1h", "1.5h", "9999999d"])
+def test_a_wrong_duration_is_refused_with_what_is_allowed(api: Api, lasts: str) -> None:
+    code, _, text = ablate("nodes", "enrol", "cpu", f"--for={lasts}")
+    assert code != 0
+    assert f"--for is '{lasts}'; allowed: a whole number and s, m, h or d" in " ".join(text.replace("│", "").split())
+    assert json.loads(ablate("nodes", "enrolments", "--json")[1]) == []
+
+
 def test_a_token_is_created_limited_replaced_and_revoked(api: Api) -> None:
     code, secret, remark = ablate("admin", "tokens", "create", "ada", "--scope", "submit", "--device-minutes", "90")
     assert (code, "shown only once" in remark) == (0, True)

@@ -11,7 +11,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 from schemathesis.core.parameters import ParameterLocation
 
-from tests.api_stack import SIGNER, Api, api_fixture, served_api
+from tests.api_stack import SIGNER, Api, api_fixture, bearer, served_api
 from tests.factories import spec_values
 
 schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
@@ -42,6 +42,7 @@ REFUSED_BY_MEANING = frozenset(
         "POST /v1/attempts/{attempt_id}:heartbeat",
         "POST /v1/attempts/{attempt_id}:report",
         "POST /v1/nodes",
+        "POST /v1/enrolments",
         "POST /v1/notifications",
         "PUT /v1/nodes/{name}",
         "GET /v1/history/{recipe}",
@@ -144,6 +145,9 @@ def _token(api: Api, operation: Any) -> dict[str, str]:
     """Return the headers of somebody who may do this to the real ids."""
     if "workers" not in operation.tags:
         return api.admin
+    if operation.label.endswith(":enrol"):
+        made = api.client.post("/v1/enrolments", headers=api.admin, json={"node_class": "cpu", "uses": 1000})
+        return bearer(made.json()["secret"])
     return api.worker_of(SPARE if operation.label.startswith("PUT /v1/nodes/") else "node-a")
 
 

@@ -133,7 +133,7 @@ def test_two_who_create_one_name_at_once_make_one(api: Api) -> None:
 def test_no_token_has_the_scope_or_the_name_of_a_node(api: Api) -> None:
     assert admin(api, "/v1/tokens", name="sly", scope="worker").status_code == 422
     assert admin(api, "/v1/tokens", name="node/x", scope="read").status_code == 422
-    assert admin(api, "/v1/nodes", name="gpu", node_class="h2000").json()["errors"][0]["hint"] == "did you mean 'h200'?"
+    assert admin(api, "/v1/nodes", name="gpu", node_class="cpuu").json()["errors"][0]["hint"] == "did you mean 'cpu'?"
     for wrong in ({"grace_s": -1}, {"grace_s": 1e12}, {"grace": 5}, {"grace_s": "NaN"}):
         assert admin(api, "/v1/nodes/gpu:rotate-key", **wrong).status_code == 422, wrong
 

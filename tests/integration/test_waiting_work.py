@@ -60,6 +60,7 @@ def test_queued_blocks_count_with_their_limit_then_with_the_pace_of_the_class_th
     assert waiting(api) == {
         ("cpu", 1): {
             "node_class": "cpu", "devices": 1, "blocks": BLOCKS, "device_minutes": BLOCKS * LIMIT_S / 60, "nodes": 0,
+            "least_s": LIMIT_S,
         }
     }  # fmt: skip
     node = api.register()
@@ -152,7 +153,7 @@ def test_the_work_is_for_readers_and_a_line_of_the_nodes(api: Api) -> None:
     reader = api.token("reader", "read")
     assert api.client.get("/v1/waiting", headers=reader).status_code == 200
     assert api.client.get("/v1/waiting", headers=api.worker).status_code == 403
-    row = WaitingPublic(node_class="h200", devices=2, blocks=1, device_minutes=7.25, nodes=3)
+    row = WaitingPublic(node_class="h200", devices=2, blocks=1, device_minutes=7.25, least_s=60.0, nodes=3)
     (line,) = tables.waiting([row]).renderables  # type: ignore[union-attr]
     assert str(line) == "7.2 device minutes wait for class h200, 2 devices: 1 block, 3 nodes may run them"
 

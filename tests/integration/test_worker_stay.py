@@ -3,7 +3,9 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +99,19 @@ def test_a_block_that_would_take_longer_than_the_drain_time_is_given_back_at_onc
     assert ENDING not in (tmp_path / "worker.log").read_text(), "it does not say that a block may finish"
 
 
+@pytest.mark.parametrize("is_first", [True, False], ids=["worker first", "worker last"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda one: one.name)
 def test_a_signal_to_every_process_of_the_job_preempts_the_block_and_blames_nobody(
-    tmp_path: Path, service: Service, number: signal.Signals
+    tmp_path: Path, service: Service, number: signal.Signals, is_first: bool
 ) -> None:
     with worker(tmp_path, f"http://127.0.0.1:{service.port}") as process:
         service.blocks.append(block([built_in_arm(corpus(tmp_path / "corpus"), steps=_ENDLESS)], attempt="all"))
         until(service.steps_done)
-        for pid in (process.pid, *processes_of(tmp_path).keys() - {process.pid}):
-            os.kill(pid, number)
+        others = processes_of(tmp_path).keys() - {process.pid}
+        for pid in (process.pid, *others) if is_first else (*others, process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+            time.sleep(0 if is_first else 0.02)  # Slurm sends them one after another
         assert process.wait(LIMIT_S) == 0
     assert [body["failure_class"] for body in service.bodies(":release")] == ["preempted"]
     assert service.bodies(":report") == []

@@ -227,6 +227,8 @@ def worker(
         "OMP_NUM_THREADS": "1",
         "ABLATE_CORPUS_DIRS": tempfile.gettempdir(),
     }
+    if "ABLATE_ENROLMENT_TOKEN" in environment:
+        del variables["ABLATE_WORKER_TOKEN"]
     home.mkdir(parents=True, exist_ok=True)
     if reuse_lanes and _lanes:
         (home / LANES).write_bytes(_lanes[0])

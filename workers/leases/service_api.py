@@ -14,6 +14,7 @@ from ablate.experiments.records.messages import (
     PROBLEM_TYPES,
     AttemptEnded,
     ClaimRequest,
+    Enrolment,
     Heartbeat,
     HeartbeatReply,
     NodeRegistered,
@@ -59,6 +60,16 @@ class ServiceApi:
         document: dict[str, Any] = _json(self._send("GET", "/version"))
         return document
 
+    def enrolment_class(self) -> str:
+        """Return the node class of the enrolment token. Raises SettingsError for any other token."""
+        identity = _json(self._send("GET", "/v1/identity"))
+        if identity.get("scope") != "enrol":
+            token = f"the token '{identity.get('name')}' with scope '{identity.get('scope')}'"
+            raise SettingsError(
+                f"ABLATE_ENROLMENT_TOKEN is {token}, no enrolment token; get one: ablate nodes enrol CLASS"
+            )
+        return str(identity["node_class"])
+
     def key_node(self) -> str:
         """Return the name of the node to which the key belongs. Raises SettingsError for any other token."""
         identity = _json(self._send("GET", "/v1/identity"))
@@ -66,6 +77,14 @@ class ServiceApi:
             token = f"the token '{identity.get('name')}' with scope '{identity.get('scope')}'"
             raise SettingsError(f"ABLATE_WORKER_TOKEN is {token}, not the key of a node; get one: ablate nodes add")
         return str(identity["node"])
+
+    def enrol(self, name: str, enrolment: Enrolment) -> None:
+        """Offer the key of a new node, with an enrolment token."""
+        self._send("POST", f"/v1/nodes/{name}:enrol", enrolment)
+
+    def leave(self, name: str) -> None:
+        """End the node with its allocation."""
+        self._send("POST", f"/v1/nodes/{name}:leave")
 
     def register(self, name: str, node: NodeRegistration) -> NodeRegistered:
         """Register this node, or update its registration."""
@@ -140,8 +159,10 @@ class ServiceApi:
         raise ApiRefused(answer.status_code, detail)
 
 
-def service_api(settings: Settings) -> ServiceApi:
+def service_api(settings: Settings, *, token: str | None = None) -> ServiceApi:
     """Return the client of the service that the settings name, by default of the embedded stack.
+
+    It uses `token` instead of the worker key.
 
     A worker that is a part of an embedded stack sends its key to the API of the same stack only.
 
@@ -158,10 +179,11 @@ def service_api(settings: Settings) -> ServiceApi:
         raise ApiUnreachable(
             f"no service yet: ABLATE_URL is not set, and {settings.home_dir / 'stack.json'} does not exist"
         )
-    token = settings.read_token()
+    token = token or settings.read_token()
     if token is None:
         raise ApiUnreachable(
-            f"no worker key yet: ABLATE_WORKER_TOKEN is not set, and {settings.token_file} is missing or empty"
+            f"no worker key yet: ABLATE_WORKER_TOKEN is not set, and {settings.token_file} is missing or empty; "
+            "nor is there an enrolment token (ABLATE_ENROLMENT_TOKEN)"
         )
     url = settings.url if stack is None else stack.api_url
     return ServiceApi(url, token, allow_http=settings.allow_http, stack=stack)

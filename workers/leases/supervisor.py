@@ -254,11 +254,17 @@ class Supervisor:
                 return _release(block, FailureClass.CANCELLED, "the ablation was cancelled")
             return _release(block, FailureClass.PREEMPTED, "the worker had to stop")
         except Exception as error:  # the task boundary: the report records it
-            _log.exception("block %s: this worker failed", block.block_id)
-            message = f"the worker failed: {type(error).__name__}: {error}"
-            arm = next((trial.arm for trial in block.trials if trial.trial_id == output.running), None)
-            return _broken_report(block, BlockBroken(FailureClass.INFRA_NODE, message, arm=arm))
+            return self._failed(block, error, output)
         return BlockReport(token=block.token, receipts=tuple(r.model_dump(mode="json") for r in receipts))
+
+    def _failed(self, block: ClaimedBlock, error: Exception, output: BlockOutput) -> BlockReport | Release:
+        """Return the release of a block whose worker's processes end, and the report of any other failure of ours."""
+        if self._stopping.told_soon():
+            return _release(block, FailureClass.PREEMPTED, "the worker had to stop, and a process of it had ended")
+        _log.exception("block %s: this worker failed", block.block_id)
+        message = f"the worker failed: {type(error).__name__}: {error}"
+        arm = next((trial.arm for trial in block.trials if trial.trial_id == output.running), None)
+        return _broken_report(block, BlockBroken(FailureClass.INFRA_NODE, message, arm=arm))
 
     def _hand_in(self, block: ClaimedBlock, report: BlockReport) -> None:
         """Write a report to disk and send it; if that fails now, it is sent before the next claims."""

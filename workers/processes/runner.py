@@ -309,7 +309,7 @@ def start_processes(
             most_output=most_output,
             adopts=True,
         )
-        runner.is_told = lambda: stopping.is_told
+        runner.is_told = stopping.told_soon
         yield runner
 
 

@@ -16,6 +16,9 @@ from pathlib import Path
 _TOUCH_EVERY_S = 10.0
 """Shortest time between two touches of the health-check file."""
 
+_SIGNAL_PATIENCE_S = 1.0
+"""Most time between the signal to the first and to the last process of a job."""
+
 ENDING = "ending: takes no more blocks; finishes a running one, or gives it back at a second signal\n"
 """Correct with and without a block, since a signal handler cannot tell."""
 
@@ -115,6 +118,13 @@ class StopFlag:
     def __call__(self) -> bool:
         """Return whether this program must begin nothing new."""
         return self.reason is not None
+
+    def told_soon(self) -> bool:
+        """Return whether a signal came, or comes now: a cluster sends it to one process of a job after another."""
+        deadline = time.monotonic() + _SIGNAL_PATIENCE_S
+        while not self.is_told and time.monotonic() < deadline:
+            time.sleep(_SIGNAL_PATIENCE_S / 20)
+        return self.is_told
 
     def now(self) -> bool:
         """Return whether it must also stop a running block."""

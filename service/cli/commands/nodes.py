@@ -6,12 +6,23 @@ from typing import Annotated, ClassVar
 import typer
 from rich.markup import escape
 
+from ablate.experiments.reporting.wording import counted
 from ablate.experiments.system.console import CommandGroup
 from ablate.service.cli import completion, tables
-from ablate.service.cli.arguments import GraceOption, NodeArgument, ReasonOption, RegisteredNodeArgument, node_name
+from ablate.service.cli.arguments import (
+    ClassArgument,
+    GraceOption,
+    NodeArgument,
+    ReasonOption,
+    RegisteredNodeArgument,
+    duration,
+    node_name,
+)
 from ablate.service.cli.output import JsonOption, err, guarded, out, print_json, print_secret
 from ablate.service.client.api import Client
+from ablate.service.principals import Scope
 from ablate.service.schemas.nodes import NodePublic
+from ablate.service.schemas.tokens import MAX_USES
 
 _NOT_REMOVED = (
     "A node stays listed, because receipts name it. To take it down: ablate nodes drain NODE, stop its worker when its "
@@ -86,6 +97,48 @@ def add(
     if node_class is None:
         err().print(f"no --class: a worker with this key may register {escape(node)} as any node class")
     print_secret(secret, as_json=as_json)
+
+
+@app.command()
+@guarded
+def enrol(
+    node_class: ClassArgument,
+    uses: Annotated[int, typer.Option(min=1, max=MAX_USES, help="Workers that may enrol with it.")] = 1,
+    lasts: Annotated[str, typer.Option("--for", metavar="DURATION", help="When it expires, such as 12h or 7d.")] = "1d",
+    as_json: JsonOption = False,
+) -> None:
+    """Create a token with which workers of a class, that a cluster starts, make nodes of themselves. Print it once."""
+    with Client() as client:
+        made = client.node_keys.enrol(node_class, uses=uses, lasts_s=float(duration(lasts, "--for")))
+    if as_json:
+        print_json(made)
+        return
+    err().print(
+        f"enrolment token [bold]{escape(made.name)}[/] for {counted(uses, 'worker')}, shown only once; "
+        "set it on the workers as ABLATE_ENROLMENT_TOKEN:"
+    )
+    typer.echo(made.secret)
+
+
+@app.command("enrolments")
+@guarded
+def list_enrolments(as_json: JsonOption = False) -> None:
+    """List the enrolment tokens, with the uses that are left. The service keeps no secrets."""
+    with Client() as client:
+        rows = [row for row in client.tokens.list().items if row.scope is Scope.ENROL]
+    print_json(rows) if as_json else out().print(tables.enrolments(rows))
+
+
+@app.command("revoke-enrolment")
+@guarded
+def revoke_enrolment(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `ablate nodes enrolments` lists it.")],
+    reason: ReasonOption,
+) -> None:
+    """End an enrolment token. Nodes that enrolled with it stay."""
+    with Client() as client:
+        client.node_keys.revoke_enrolment(name, reason=reason)
+    out().print(f"{escape(name)} is revoked; other API processes learn of it within 10 s")
 
 
 @app.command("rotate-key")

@@ -1,6 +1,5 @@
 """Tokens of people and nodes: a name, a scope, and the SHA-256 of its secrets. Several are valid during a rotation."""
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_
 from sqlalchemy.exc import IntegrityError
 
 from ablate.experiments.digest import digest_bytes
-from ablate.experiments.ids import new_id
+from ablate.experiments.ids import fresh_secret, new_id
 from ablate.service.errors import ConfigurationError, Invalid, NameTaken, NotFound, NotOwner, TokenOfSettings
 from ablate.service.principals import Principal, Scope
 from ablate.service.store.tables import ablations, db_now, share_links, token_secrets, tokens
@@ -28,6 +27,7 @@ class NewToken:
     node: str | None = None
     node_class: str | None = None
     device_minutes: float | None = None
+    uses_left: int | None = None
 
 
 def node_token(node: str, node_class: str | None = None) -> NewToken:
@@ -76,11 +76,16 @@ def counts() -> ColumnElement[bool]:
     return or_(token_secrets.c.ends_at.is_(None), token_secrets.c.ends_at > db_now())
 
 
-def create(connection: Connection, wanted: NewToken, *, by: str) -> str:
-    """Store a token and return its secret, which cannot be read again. Raises NameTaken."""
-    secret = _fresh_secret()
-    _add_secret(connection, _insert(connection, wanted, by=by), secret)
+def create(connection: Connection, wanted: NewToken, *, by: str, lasts_s: float | None = None) -> str:
+    """Store a token and return its secret, which cannot be read again and ends after `lasts_s`. Raises NameTaken."""
+    secret = fresh_secret()
+    store_key(connection, wanted, secret_digest(secret), by=by, lasts_s=lasts_s)
     return secret
+
+
+def store_key(connection: Connection, wanted: NewToken, digest: str, *, by: str, lasts_s: float | None = None) -> None:
+    """Store a token with the digest of a secret that somebody else made. Raises NameTaken."""
+    _add_secret(connection, _insert(connection, wanted, by=by), digest, lasts_s=lasts_s)
 
 
 def _insert(connection: Connection, wanted: NewToken, *, by: str) -> str:
@@ -102,12 +107,9 @@ def _taken(name: str) -> str:
     return f"{what} already; replace its secret (ablate {replace}), or end it first (ablate {end} --reason ...)"
 
 
-def _fresh_secret() -> str:
-    return f"ablate_{secrets.token_urlsafe(32)}"
-
-
-def _add_secret(connection: Connection, token_id: str, secret: str) -> None:
-    values = {"digest": secret_digest(secret), "token_id": token_id, "created_at": db_now()}
+def _add_secret(connection: Connection, token_id: str, digest: str, *, lasts_s: float | None = None) -> None:
+    ends_at = None if lasts_s is None else db_now() + lasts_s
+    values = {"digest": digest, "token_id": token_id, "created_at": db_now(), "ends_at": ends_at}
     connection.execute(insert(token_secrets).values(**values))
 
 
@@ -119,8 +121,8 @@ def rotate(connection: Connection, name: str, *, grace_s: float) -> str:
     token = _changeable(connection, name)
     _end(connection, token.id, after_s=grace_s)
     _end_links(connection, token.id)
-    secret = _fresh_secret()
-    _add_secret(connection, token.id, secret)
+    secret = fresh_secret()
+    _add_secret(connection, token.id, secret_digest(secret))
     return secret
 
 
@@ -211,7 +213,7 @@ def replace_settings_tokens(connection: Connection, wanted: Sequence[tuple[NewTo
     connection.execute(update(tokens).where(unwanted, tokens.c.revoked_at.is_(None)).values(**gone))
     for token_id, secret in current:
         try:
-            _add_secret(connection, token_id, secret)
+            _add_secret(connection, token_id, secret_digest(secret))
         except IntegrityError as error:
             raise ConfigurationError("a secret in the settings belongs to another token of this database") from error
 

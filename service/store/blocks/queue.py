@@ -174,7 +174,7 @@ _NODES: Select[Any] = (
         (nodes.c.ends_at - db_now()).label("left_s"),
         has_revoked_key(nodes.c.name).label("revoked"),
     )
-    .where(nodes.c.node_class.in_(_CLASSES))
+    .where(nodes.c.node_class.in_(_CLASSES), nodes.c.left_at.is_(None))
     .order_by(nodes.c.name)
 )
 

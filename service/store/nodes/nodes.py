@@ -18,7 +18,7 @@ from ablate.service.errors import Forbidden, NodeTaken, NotFound
 from ablate.service.lifecycle import EventKind
 from ablate.service.principals import Principal
 from ablate.service.store.access import keys
-from ablate.service.store.access.tokens import has_revoked_key
+from ablate.service.store.access.tokens import has_revoked_key, key_name, revoke
 from ablate.service.store.nodes.placement import BUSY_DEVICES, TAKES_WORK, back_ends_that_failed, lanes_that_ran
 from ablate.service.store.tables import (
     SILENT_S,
@@ -37,6 +37,12 @@ MOST_POINTS = 400
 """Newest heartbeats of a trial that are read."""
 EVER_S = 1e12
 """A silence that includes every registered node."""
+GONE_S = 600.0
+"""A node that was silent for so long after the end of its allocation's time leaves the list."""
+ENDLESS_S = 86_400.0
+"""Time of an allocation whose worker did not say when it ends, from its last call."""
+IS_HERE = nodes.c.left_at.is_(None)
+"""The condition for a node that has not left with its allocation."""
 _ID = re.compile(id_pattern("nod"))
 
 
@@ -54,6 +60,12 @@ def check_key(principal: Principal, name: str, node_class: str) -> None:
         )
 
 
+def check_owner(name: str, principal: Principal) -> None:
+    """Raise Forbidden unless the key is that of node `name`."""
+    if principal.node != name:
+        raise Forbidden(f"this key belongs to node '{principal.node}', not to '{name}'")
+
+
 def register(connection: Connection, name: str, registration: NodeRegistration, *, silent_s: float) -> str:
     """Store a node's registration; return its id, the same for the same name.
 
@@ -69,6 +81,8 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
         "seen_at": db_now(),
         "ends_at": None,
         "probe_began_at": None,
+        "allocation": registration.allocation,
+        "left_at": None,
     }
     query = select(nodes.c.id, nodes.c.node_class, SILENT_S.label("silent_s"))
     node = connection.execute(query.where(nodes.c.name == name).with_for_update(key_share=True)).first()
@@ -130,21 +144,44 @@ def _check_owner(what: str, name: str, owner: str | None) -> None:
 
 
 def list_nodes(connection: Connection) -> list[Row[Any]]:
-    """Return every node with the seconds since its last call, and whether its key is revoked."""
+    """Return every node that has not left, with the seconds since its last call, and whether its key is revoked."""
     query = select(nodes, SILENT_S.label("silent_s"), has_revoked_key(nodes.c.name).label("revoked"))
-    return list(connection.execute(query.order_by(nodes.c.name)))
+    return list(connection.execute(query.where(IS_HERE).order_by(nodes.c.name)))
+
+
+def leave(connection: Connection, name: str) -> None:
+    """End the key of a node whose allocation has ended, and list the node no longer. Raises Forbidden, NotFound.
+
+    Its row stays, since receipts name it; so does its signing key, and calibrations belong to devices.
+    """
+    own = (nodes.c.name == name, nodes.c.allocation.is_not(None), IS_HERE)
+    gone = update(nodes).where(*own).values(left_at=db_now()).returning(nodes.c.allocation)
+    allocation = connection.execute(gone).scalar()
+    if allocation is None:
+        raise Forbidden(f"node '{name}' belongs to no allocation of a cluster, so it stays listed")
+    revoke(connection, key_name(name), reason=f"allocation {allocation} has ended")
+
+
+def remove_gone(connection: Connection) -> list[str]:
+    """Let nodes leave that are silent although the time of their allocation is over; return their names."""
+    over_at = func.coalesce(nodes.c.ends_at, nodes.c.seen_at + ENDLESS_S)
+    due = (nodes.c.allocation.is_not(None), IS_HERE, SILENT_S > GONE_S, over_at < db_now() - GONE_S)
+    names = list(connection.execute(select(nodes.c.name).where(*due).order_by(nodes.c.name)).scalars())
+    for name in names:
+        leave(connection, name)
+    return names
 
 
 def count_live(connection: Connection, *, silent_s: float) -> dict[str, int]:
     """Return the number of nodes that called within `silent_s`, by node class."""
-    query = select(nodes.c.node_class, func.count()).where(silent_s > SILENT_S)
+    query = select(nodes.c.node_class, func.count()).where(silent_s > SILENT_S, IS_HERE)
     return {row[0]: row[1] for row in connection.execute(query.group_by(nodes.c.node_class))}
 
 
 def newest_loads(connection: Connection) -> dict[str, float]:
     """Return by node the share of the cores' time that others took during its newest trial with a receipt."""
     loads: dict[str, float] = {}
-    for node_id in connection.execute(select(nodes.c.id)).scalars().all():
+    for node_id in connection.execute(select(nodes.c.id).where(IS_HERE)).scalars().all():
         query = select(receipts.c.payload).join(attempts, attempts.c.id == receipts.c.attempt_id)
         own = query.where(attempts.c.node_id == node_id).order_by(attempts.c.started_at.desc()).limit(1)
         payload = connection.execute(own).scalar()
@@ -215,10 +252,14 @@ def running_on(connection: Connection) -> dict[str, list[dict[str, Any]]]:
 
 
 def kinds(connection: Connection) -> tuple[Kind, ...]:
-    """Return the kinds of machines of all nodes here, and those for which a key was issued."""
+    """Return the kinds of machines of all nodes here, and those for which a key was issued.
+
+    Of the nodes of a class that have left, the newest stays: more of its kind may come.
+    """
     columns = (nodes.c.id, nodes.c.name, nodes.c.node_class, nodes.c.registration, and_(*TAKES_WORK).label("works"))
     own: dict[str, list[tuple[bool, list[int]]]] = defaultdict(list)
-    for row in connection.execute(select(*columns).order_by(nodes.c.node_class)):
+    newest = nodes.c.id.in_(select(func.max(nodes.c.id)).group_by(nodes.c.node_class))
+    for row in connection.execute(select(*columns).where(IS_HERE | newest).order_by(nodes.c.node_class)):
         if not row.name.endswith(keys.imported_suffix(row.id)):
             sizes = [device["memory_bytes"] for device in json.loads(row.registration)["devices"]]
             own[row.node_class].append((row.works, sizes))

@@ -31,6 +31,7 @@ _REASON_LIMIT = 160  # characters
 
 TAKES_WORK = (
     SILENT_S < HEARD_S,
+    nodes.c.left_at.is_(None),
     nodes.c.quarantined_reason.is_(None),
     nodes.c.draining.is_(False),
 )

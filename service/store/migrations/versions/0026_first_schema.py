@@ -133,6 +133,8 @@ def upgrade() -> None:
         sa.Column("probe_began_at", sa.Double(), nullable=True),
         sa.Column("probes", sa.Integer(), nullable=False),
         sa.Column("ends_at", sa.Double(), nullable=True),
+        sa.Column("allocation", sa.String(length=120), nullable=True),
+        sa.Column("left_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_nodes")),
         sa.UniqueConstraint("name", name=op.f("uq_nodes_name")),
     )
@@ -183,6 +185,7 @@ def upgrade() -> None:
         sa.Column("node", sa.String(length=120), nullable=True),
         sa.Column("node_class", sa.String(length=32), nullable=True),
         sa.Column("device_minutes", sa.Double(), nullable=True),
+        sa.Column("uses_left", sa.Integer(), nullable=True),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("created_by", sa.String(length=64), nullable=False),
         sa.Column("revoked_at", sa.Double(), nullable=True),
