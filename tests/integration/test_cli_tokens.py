@@ -78,7 +78,7 @@ def test_what_is_refused_exits_with_5_and_says_why(api: Api) -> None:
         (("admin", "tokens", "create", "ada", "--scope", "read"), "there is a token 'ada' already"),
         (("admin", "tokens", "rotate", "bob"), "there is no token 'bob'"),
         (("admin", "tokens", "revoke", "admin", "--reason", "x"), "comes from the service's settings"),
-        (("nodes", "add", "gpu-7", "--class", "h2000"), "did you mean 'h200'?"),
+        (("nodes", "add", "gpu-7", "--class", "cpuu"), "did you mean 'cpu'?"),
         (("nodes", "revoke-key", "gpu-7", "--reason", "x"), "has no key; it gets one by: ablate nodes add gpu-7"),
     ):
         code, _out, err = ablate(*words)
