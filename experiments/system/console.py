@@ -160,7 +160,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "Ask": ("ask", "demo", "init", "check", "plan", "run", "sessions", "try", "aa", "cancel", "catalog"),
     "See": ("list", "show", "watch", "verdict", "log", "history", "open"),
     "Share": ("report", "share"),
-    "Run a service": ("up", "down", "status", "worker", "nodes", "admin"),
+    "Run a service": ("up", "down", "status", "worker", "nodes", "fleet", "admin"),
     "Without a service": ("offline",),
 }
 """Commands in the order of the program's help, by subject."""

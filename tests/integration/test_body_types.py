@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tests.api_stack import Api, api_fixture, served_api
+from tests.api_stack import Api, api_fixture, bearer, served_api
 from tests.golden.freeze_openapi import document
 
 DOCUMENT = document()
@@ -44,11 +44,14 @@ api = api_fixture(served_api, kinds=["sqlite"], scope="module", rate_limit_per_s
 
 def test_a_value_of_another_type_is_refused_by_its_fields_name(api: Api) -> None:
     api.register()
+    enrolment = api.client.post("/v1/enrolments", headers=api.admin, json={"node_class": "cpu", "uses": 1000})
     taken, seen = [], 0
     for method, path, field, value in _wrong_fields():
         seen += 1
         operation = DOCUMENT["paths"][path][method]
         token = api.worker_of("node-a") if "workers" in operation["tags"] else api.admin
+        if path.endswith(":enrol"):
+            token = bearer(enrolment.json()["secret"])
         url = path.replace("{name}", "node-a").replace("{key}", "a" * 64)
         url = url.replace("{attempt_id}", "01J00000000000000000000000").replace("{ablation_id}", "abl_" + "0" * 26)
         headers = {**token, "Idempotency-Key": f"types-{seen}"}

@@ -32,7 +32,7 @@ PRIMARIES = (*PER_STEP, "tokens_per_s", "model_tflops_per_s")
 @pytest.fixture(autouse=True)
 def _plans_of_earlier_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan arms that no metric compares: earlier code did, and only the receipts of commands show their work."""
-    monkeypatch.setattr("ablate.experiments.design.plan.comparison_problems", lambda _spec, _arms: ())
+    monkeypatch.setattr("ablate.experiments.design.checks._comparison_problems", lambda _spec, _arms: ())
 
 
 def judged(
