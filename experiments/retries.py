@@ -7,7 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ablate.experiments.outcomes import FailureClass, FinalWhen
+from ablate.experiments.outcomes import BASELINE, VARIANT, FailureClass, FinalWhen, Outcome
+
+_MAY_BE_CHANCE = (Outcome.MEASURED, Outcome.INVALID)
+"""Outcomes in a first block after which the next blocks run."""
 
 
 class Break(NamedTuple):
@@ -86,3 +89,29 @@ def budget_spent(used_minutes: float, budget_minutes: float) -> str | None:
     if used_minutes < budget_minutes:
         return None
     return f"the budget of {budget_minutes:g} device minutes is used up ({used_minutes:.2f})"
+
+
+class TrialEnd(NamedTuple):
+    """How a trial ended."""
+
+    arm: str
+    role: str
+    outcome: str
+    message: str
+
+
+def nothing_to_compare(first_block: Sequence[TrialEnd]) -> tuple[str, str] | None:
+    """Return (who failed and how, why), if the first block to end leaves nothing to compare; None if it does not.
+
+    One trial without a measurement keeps its variant from every verdict. The judge spares one baseline of six that
+    failed alone, but a program that fails in its first block mostly fails in every one.
+    """
+    failed = sorted(
+        (end for end in first_block if end.outcome not in _MAY_BE_CHANCE), key=lambda end: end.role != BASELINE
+    )
+    variants = {end in failed for end in first_block if end.role == VARIANT}
+    if variants != {True} and not any(end.role == BASELINE for end in failed):
+        return None
+    alike = len(failed) == len(first_block) and len({end.message for end in failed}) == 1
+    who = "every arm" if alike else failed[0].arm
+    return f"{who} {failed[0].outcome} in the first block", failed[0].message

@@ -15,7 +15,8 @@ from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.bundle import Attempt, BrokenAttempt, Bundle, breaks, used_up_by
 from ablate.experiments.records.identity import ClaimedBlock
 from ablate.experiments.records.plan_file import PlanFile
-from ablate.experiments.retries import attempt_words, budget_spent
+from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.retries import TrialEnd, attempt_words, budget_spent, nothing_to_compare
 from ablate.workers.blocks.block_runner import BlockRunner
 from ablate.workers.errors import BlockBroken, BlockStopped, ExecRefused
 from ablate.workers.lease import Lease, boot_time_s
@@ -107,7 +108,7 @@ class ExecRun:
         After any other exception the next run finds the attempt and records it.
         """
         claimed, started_at = self._claim(index), datetime.now(UTC)
-        output = BlockOutput()
+        output, problem = BlockOutput(), None
         self._folder.begin(Attempt(started_at=started_at, ended_at=started_at, **self._names(claimed)))
         self._display.begins(block_name(index, len(self._plan_file.plan.blocks)), claimed, output)
         try:
@@ -115,6 +116,7 @@ class ExecRun:
             attempt = Attempt(started_at=started_at, ended_at=datetime.now(UTC), **self._names(claimed))
             self._folder.keep_block(attempt, receipts)
             self._done[index] = attempt.seconds
+            problem = self._first_block_problem(receipts) if len(self._done) == 1 else None
         except BlockBroken as broken:
             self._keep_broken(claimed, started_at, broken)
         except BlockStopped as stopped:
@@ -124,7 +126,14 @@ class ExecRun:
         finally:
             self._display.ends(counted=index in self._done)
         self._folder.drop_work_of(claimed.attempt_id)
-        return None
+        return problem
+
+    @staticmethod
+    def _first_block_problem(receipts: Sequence[Receipt]) -> str | None:
+        """Return why no other block may start; whoever runs the command again goes on with them."""
+        ends = [TrialEnd(one.arm, one.role, one.outcome, one.message or "") for one in receipts]
+        problem = nothing_to_compare(ends)
+        return None if problem is None else f"{problem[0]}, so nothing can be compared: {problem[1][:MESSAGE_LIMIT]}"
 
     def _keep_broken(self, claimed: ClaimedBlock, started_at: object, broken: BlockBroken) -> None:
         record = BrokenAttempt.model_validate(

@@ -20,7 +20,7 @@ from ablate.experiments.outcomes import (
     TrialState,
 )
 from ablate.experiments.reporting import wording
-from ablate.experiments.retries import budget_spent
+from ablate.experiments.retries import TrialEnd, budget_spent, nothing_to_compare
 from ablate.service.lifecycle import OVER, OutboxKind
 from ablate.service.store import outbox
 from ablate.service.store.blocks.transitions import Transitions
@@ -32,8 +32,6 @@ NOT_SHOWN: dict[str, None] = {"mlflow_experiment_id": None, "mlflow_run_id": Non
 _NAMED_ARMS = 3
 """Arms without measurements that an event names, each with an outcome."""
 _REASON_CHARACTERS = 200
-_MAY_BE_CHANCE = (Outcome.MEASURED, Outcome.INVALID)
-"""Outcomes in a first block after which the next blocks run."""
 
 
 def complete_if_done(connection: Connection, ablation_id: str) -> None:
@@ -80,29 +78,16 @@ def _stop_early(connection: Connection, row: Row[Any]) -> bool:
 
 
 def _first_block_problem(connection: Connection, row: Row[Any]) -> str | None:
-    """Return why the first block to end leaves nothing to compare; None if it does not, or is not the only one.
-
-    One trial without a measurement keeps its variant from every verdict. The judge spares one baseline of six that
-    failed alone, but a program that fails in its first block mostly fails in every one.
-    """
+    """Return why the first block to end leaves nothing to compare; None if it does not, or is not the only one."""
     if row.blocks_done == 0 and row.blocks_failed == 1:
         return _unprepared(connection, row.id)
     if row.blocks_done != 1:
         return None
-    baseline_first = trials.c.role != BASELINE, trials.c.position
-    query = select(trials.c.id, trials.c.arm, trials.c.role, trials.c.outcome)
-    query = query.where(trials.c.ablation_id == row.id, trials.c.outcome.is_not(None)).order_by(*baseline_first)
-    ends = connection.execute(query).all()
-    failed = [end for end in ends if end.outcome not in _MAY_BE_CHANCE]
-    variants = {end in failed for end in ends if end.role == VARIANT}
-    if not any(end.role == BASELINE for end in failed) and variants != {True}:
-        return None
-    ids = [end.id for end in failed]
-    payloads = select(receipts.c.payload).join(trials, trials.c.id == receipts.c.trial_id).where(trials.c.id.in_(ids))
-    messages = [json.loads(one)["message"] for one in connection.execute(payloads.order_by(*baseline_first)).scalars()]
-    alike = len(failed) == len(ends) and len(set(messages)) == 1
-    who = "every arm" if alike else failed[0].arm
-    return f"{who} {failed[0].outcome} in the first block: {wording.shorten(str(messages[0]), _REASON_CHARACTERS)}"
+    query = select(trials.c.arm, trials.c.role, trials.c.outcome, receipts.c.payload)
+    query = query.join(receipts, trials.c.id == receipts.c.trial_id).where(trials.c.ablation_id == row.id)
+    ends = connection.execute(query.order_by(trials.c.position)).all()
+    problem = nothing_to_compare([TrialEnd(*end[:3], str(json.loads(end.payload)["message"])) for end in ends])
+    return None if problem is None else f"{problem[0]}: {wording.shorten(problem[1], _REASON_CHARACTERS)}"
 
 
 def _unprepared(connection: Connection, ablation_id: str) -> str | None:

@@ -26,6 +26,7 @@ from tests.bundles import make_file, make_node
 from tests.factories import make_receipt
 
 FILE = make_file(limits={"device_minutes": 5.0})
+OUT_OF_MEMORY = {"outcome": "oom", "message": "768 MiB do not fit", "steps": (), "validations": ()}
 
 
 class Runner:
@@ -39,6 +40,8 @@ class Runner:
         self.final: dict[tuple[int, int, str], tuple[FailureClass, ...]] = {}
         """By block index, number of the attempt and arm."""
         self.display: ProgressDisplay | None = None
+        self.oom: set[str] = set()
+        """Arms whose trials run out of memory."""
         self._folder, self._node_id = folder, node_id
 
     def run(self, block: ClaimedBlock, _lease: object, output: Any) -> tuple[Receipt, ...]:
@@ -53,7 +56,8 @@ class Runner:
             output.add(trial.trial_id, files, steps_total=5)
             ids = {"ablation": FILE.ablation_id, "block": block.block_id, "trial": trial.trial_id}
             ids |= {"attempt": block.attempt_id, "node": self._node_id}
-            receipts.append(make_receipt(FILE.plan, block.block_index, trial.arm, ids=ids))
+            ends = OUT_OF_MEMORY if trial.arm in self.oom else {}
+            receipts.append(make_receipt(FILE.plan, block.block_index, trial.arm, ids=ids, **ends))
             if self.display is not None:
                 assert f"block {block.block_index + 1}/6, {trial.arm}: step 0/5" in self.display.now()
                 self.display.measured(receipts[-1])
@@ -98,6 +102,22 @@ def test_run_measures_what_was_asked_for_and_says_so(rig: Rig) -> None:
     assert "min left" in rig.said.getvalue()
     assert rig.display.now() == ""
     assert list(rig.folder.work.glob("att_*")) == []
+
+
+@pytest.mark.parametrize("arms", [{"baseline"}, {"psiv-on", "chunk-32"}, {"baseline", "psiv-on", "chunk-32"}])
+def test_a_first_block_that_compares_nothing_ends_the_run_and_the_next_run_goes_on(rig: Rig, arms: set[str]) -> None:
+    rig.runner.oom = arms
+    summary = rig.run(0, 1, 2)
+    assert summary.done == (0,)
+    assert summary.stopped is not None
+    assert "oom in the first block, so nothing can be compared: 768 MiB do not fit" in summary.stopped
+    assert summary.stopped.startswith("every arm") == (len(arms) == 3)
+    assert rig.run(0, 1, 2).done == (0, 1, 2)
+
+
+def test_a_variant_without_memory_leaves_the_others_their_blocks(rig: Rig) -> None:
+    rig.runner.oom = {"psiv-on"}
+    assert rig.run(0, 1).done == (0, 1)
 
 
 def test_run_keeps_finished_blocks(rig: Rig) -> None:
