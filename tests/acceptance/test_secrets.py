@@ -53,7 +53,10 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
         planted |= {"shell": OF_THE_SHELL, "webhook": webhook, "key": _key_of(home.files.home / "keys" / "node")}
         planted["broker"] = home.files.broker_password.read_text().strip()
         planted["mlflow"] = home.files.mlflow_password.read_text().strip()
-        for name, command in (("ada", "tokens create ada --scope submit"), ("gpu-7", "nodes add gpu-7 --class h200")):
+        for name, command in (
+            ("ada", "admin tokens create ada --scope submit"),
+            ("gpu-7", "nodes add gpu-7 --class h200"),
+        ):
             planted[name] = json.loads(home.run(*command.split(), "--json").stdout)["secret"]
         home.environment["ABLATE_TOKEN"] = planted["ada"]
         with _watching_trials(stack["stack_id"]) as environments:

@@ -75,7 +75,8 @@ def test_a_rank_that_fails_at_any_step_is_a_failure_of_the_program(tmp_path: Pat
     result = run(tmp_path, rank=rank, at=at, fault=fault)
     assert result.failure_class is FailureClass.USER_ERROR, (fault, rank, at, result)
     message = str(result.message)
-    other = " raised " in message  # the rank that lost its peer
+    # the rank that lost its peer may speak first, or torchrun may be too slow to speak at all
+    other = " raised " in message or f"rank {rank} of 2 died before the end of its trial" in message
     assert words in message or other, (fault, rank, at, message)
     assert "====" not in message
 
