@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ablate.experiments.analysis.bisection import Bisection, Difference
+from ablate.service.cli.bisection import Bisection, Shift
 from tests.simulation.rates import Rate, rate
 
 BLOCKS = 6
@@ -107,8 +107,8 @@ def _measured(
     histories: Histories,
     chance: np.random.Generator,
     levels: "np.ndarray[tuple[int], np.dtype[np.float64]] | list[float]",
-) -> list[Difference]:
+) -> list[Shift]:
     """Measure commits in blocks beside the good one; drift moves all arms of a round alike."""
     baseline = chance.normal(0, histories.noise, BLOCKS)
     differences = [level + chance.normal(0, histories.noise, BLOCKS) - baseline for level in levels]
-    return [Difference(mean=float(d.mean()), se=float(d.std(ddof=1) / BLOCKS**0.5), df=BLOCKS - 2) for d in differences]
+    return [Shift(mean=float(d.mean()), se=float(d.std(ddof=1) / BLOCKS**0.5), df=BLOCKS - 2) for d in differences]

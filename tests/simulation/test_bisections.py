@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ablate.experiments.analysis.bisection import ENOUGH, Bisection, Difference
+from ablate.service.cli.bisection import ENOUGH, Bisection, Shift
 from tests.simulation.bisections import Histories, bisections, plain
 from tests.simulation.test_cases import is_at_least, is_at_most
 
@@ -34,10 +34,10 @@ def test_the_posterior_is_what_all_hypotheses_give_one_by_one(seed: int) -> None
     """Against density ratios without logarithms, hypothesis by hypothesis."""
     chance = np.random.default_rng(seed)
     last = int(chance.integers(1, 9))
-    step = Difference(mean=float(chance.choice([-3.0, 0.5, 20.0])), se=0.1, df=4)
+    step = Shift(mean=float(chance.choice([-3.0, 0.5, 20.0])), se=0.1, df=4)
     measured = {
         int(place): [
-            Difference(mean=float(chance.normal(0, 1)), se=float(chance.uniform(0.2, 2)), df=int(chance.integers(1, 9)))
+            Shift(mean=float(chance.normal(0, 1)), se=float(chance.uniform(0.2, 2)), df=int(chance.integers(1, 9)))
             for _ in range(int(chance.integers(1, 3)))
         ]
         for place in chance.permutation(np.arange(1, last))[:3]
@@ -56,7 +56,7 @@ def test_the_posterior_is_what_all_hypotheses_give_one_by_one(seed: int) -> None
 
 
 def test_a_single_commit_needs_no_measurement_and_broken_neighbours_stay_together() -> None:
-    step = Difference(mean=1.0, se=0.1, df=4)
+    step = Shift(mean=1.0, se=0.1, df=4)
     assert Bisection(last=1, step=step).culprits() == (range(1, 2), 1.0)
     unable = Bisection(last=5, step=step, broken={1, 2, 3, 4})
     assert unable.culprits() == (range(1, 6), pytest.approx(1.0))
@@ -65,4 +65,4 @@ def test_a_single_commit_needs_no_measurement_and_broken_neighbours_stay_togethe
 
 @pytest.mark.parametrize(("count", "places"), [(1, (4,)), (3, (2, 4, 6)), (15, (1, 2, 3, 4, 5, 6, 7))])
 def test_the_next_commits_divide_the_probability_evenly(count: int, places: tuple[int, ...]) -> None:
-    assert Bisection(last=8, step=Difference(mean=1.0, se=0.1, df=4)).next_places(count) == places
+    assert Bisection(last=8, step=Shift(mean=1.0, se=0.1, df=4)).next_places(count) == places

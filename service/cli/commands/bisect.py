@@ -17,9 +17,9 @@ from ablate.service.cli.follow import run_spec
 from ablate.service.cli.output import StreamOption, err, guarded, out, print_json_line
 
 if TYPE_CHECKING:
-    from ablate.experiments.analysis.bisection import Bisection, Difference
     from ablate.experiments.analysis.verdicts import VariantVerdict
     from ablate.experiments.records.git_repository import Repository
+    from ablate.service.cli.bisection import Bisection, Shift
     from ablate.service.schemas.submissions import SpecBody
 
 app = typer.Typer()
@@ -37,7 +37,7 @@ class Found(BaseModel):
     """The most probable commit, or several that cannot be told apart; none if several share the blame."""
     probability: float | None
     step_pct: float
-    """Difference of the bad commit from the good one."""
+    """Shift of the bad commit from the good one."""
     shared_at: str | None
     """A commit between with a part of the difference."""
     broken: list[str]
@@ -161,8 +161,8 @@ def _measured(body: "SpecBody", *, as_json: bool) -> "tuple[VariantVerdict, ...]
 
 def _first(spec: Path, values: Mapping[str, Any], history: _History, *, as_json: bool) -> "Bisection":
     """Measure the bad commit. Exits unless a difference is proved."""
-    from ablate.experiments.analysis.bisection import Bisection
     from ablate.experiments.outcomes import VerdictWord
+    from ablate.service.cli.bisection import Bisection
     from ablate.service.cli.verdicts import exit_code
 
     variants = _measured(_body(spec, values, history, {_BAD: history.commits[-1]}, 0), as_json=as_json)
@@ -175,17 +175,17 @@ def _first(spec: Path, values: Mapping[str, Any], history: _History, *, as_json:
     return Bisection(last=len(history.commits), step=step)
 
 
-def _difference(variant: "VariantVerdict") -> "Difference | None":
+def _difference(variant: "VariantVerdict") -> "Shift | None":
     """Return a commit's difference from the good one in percent; None if the commit cannot be measured."""
-    from ablate.experiments.analysis.bisection import Difference
+    from ablate.service.cli.bisection import Shift
 
     if variant.primary is not None:
         one = variant.primary
         se = one.widened * one.sd_pct / one.blocks**0.5
-        return Difference(mean=one.delta_pct, se=se, df=max(1, one.blocks - 2))
+        return Shift(mean=one.delta_pct, se=se, df=max(1, one.blocks - 2))
     changes = [pair.change_pct for pair in variant.exact.seeds] if variant.exact is not None else []
     known = [change for change in changes if change is not None]
-    return Difference(mean=sum(known) / len(known), se=0.0, df=1) if known and len(known) == len(changes) else None
+    return Shift(mean=sum(known) / len(known), se=0.0, df=1) if known and len(known) == len(changes) else None
 
 
 def _answer(bisection: "Bisection", history: _History, *, as_json: bool) -> ExitCode:

@@ -23,7 +23,7 @@ _LEAST_NOISE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class Shift:
     """A commit's measured difference from the good one, in one unit for all commits."""
 
     mean: float
@@ -47,9 +47,9 @@ class Bisection:
 
     last: int
     """Place of the bad commit."""
-    step: Difference
+    step: Shift
     """Of the bad commit; its mean is not 0."""
-    measured: dict[int, list[Difference]] = field(default_factory=dict)
+    measured: dict[int, list[Shift]] = field(default_factory=dict)
     """By place, of the commits between."""
     broken: set[int] = field(default_factory=set)
     """Places of commits that cannot be measured."""
@@ -65,7 +65,7 @@ class Bisection:
         weights = np.exp(log_likelihood - log_likelihood.max())
         return np.asarray(weights / weights.sum(), dtype=np.float64)
 
-    def _log_likelihoods(self, one: Difference) -> tuple[float, float]:
+    def _log_likelihoods(self, one: Shift) -> tuple[float, float]:
         """Return those of a commit before the step, and of one after it."""
         own, beside = self._errors(one)
         before = float(scipy.stats.t.logpdf(one.mean / own, one.df)) - math.log(own)
@@ -105,22 +105,22 @@ class Bisection:
             return None
         return OtherLevel(place=place, share=means[place].mean / self.step.mean)
 
-    def _neither(self, one: Difference) -> float:
+    def _neither(self, one: Shift) -> float:
         """Return the larger p value of two t tests: that it is 0, and that it is the step."""
         own, beside = self._errors(one)
         distances = abs(one.mean) / own, abs(one.mean - self.step.mean) / beside
         return max(2 * float(scipy.stats.t.sf(distance, one.df)) for distance in distances)
 
-    def _errors(self, one: Difference) -> tuple[float, float]:
+    def _errors(self, one: Shift) -> tuple[float, float]:
         """Return the standard errors of a difference from 0, and from the step."""
         own = max(one.se, _LEAST_NOISE * abs(self.step.mean))
         return own, math.hypot(own, self.step.se)
 
 
-def pooled(differences: Sequence[Difference]) -> Difference:
+def pooled(differences: Sequence[Shift]) -> Shift:
     """Return the mean of several measurements of one commit, weighted by their precision."""
     if len(differences) == 1 or any(one.se == 0 for one in differences):
         return differences[0]
     weights = [one.se**-2 for one in differences]
     mean = math.fsum(weight * one.mean for weight, one in zip(weights, differences, strict=True)) / math.fsum(weights)
-    return Difference(mean=mean, se=math.fsum(weights) ** -0.5, df=math.fsum(one.df for one in differences))
+    return Shift(mean=mean, se=math.fsum(weights) ** -0.5, df=math.fsum(one.df for one in differences))
