@@ -10,6 +10,7 @@ UNIT = "tests/unit/"
 
 LONG = (
     f"{ACCEPTANCE}ask.py",
+    f"{ACCEPTANCE}bisect.py",
     f"{ACCEPTANCE}damaged_home.py::test_damaged_files_are_refused_with_their_remedies_which_lose_no_result",
     f"{ACCEPTANCE}declared_metrics.py",
     f"{ACCEPTANCE}demo.py",
