@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ablate.kernels import facts
+from ablate.model.blocks import BLOCKS
 from ablate.model.config import HybridConfig, MambaConfig, TrainConfig
-from ablate.model.counts import BLOCKS
 from ablate.model.facts import ModelFact
 from ablate.model.layers.attention import CausalAttention, Rotary
 from ablate.model.layers.layer_loops import LayerLoops

@@ -5,6 +5,7 @@ from typing import get_args
 
 from ablate.kernels.backends import Lane
 from ablate.kernels.scan_switches import ScanSwitches
+from ablate.model.block_configs import HeadNorm
 from ablate.model.config import (
     BLOCK_KINDS,
     AttentionConfig,
@@ -149,6 +150,10 @@ OVERRIDES: dict[str, Override] = {
     "dt_min": _float("model.mamba.dt_min", "smallest step size of the mixer at the start", 1e-6, 1.0),
     "dt_max": _float("model.mamba.dt_max", "largest step size of the mixer at the start", 1e-6, 10.0),
     "num_heads": _int("model.attention.num_heads", "attention heads", 1, 256),
+    "num_kv_heads": _int("model.attention.num_kv_heads", "heads of keys and values; 0: as many as num_heads", 0, 256),
+    "qk_norm": _name("model.attention.qk_norm", "norm of the heads of queries and keys", get_args(HeadNorm)),
+    "window": _int("model.attention.window", "tokens that a token sees at most; 0: its document", 0, 1_048_576),
+    "latent_rank": _int("model.attention.latent_rank", "rank of latent attention; 0: none", 0, 4096),
     "rope_theta": _float("model.attention.rope_theta", "base of the rotary periods of attention", 100.0, 1e8),
     "softcap": _float("model.attention.softcap", "attention scores s become c * tanh(s / c); 0 caps nothing", 0.0, 1e4),
     "mlp_ratio": _float("model.mlp_ratio", "hidden width of the MLP as a multiple of d_model", 0.5, 8.0),

@@ -1,7 +1,7 @@
 """Tensor parallel: each rank of a group computes some heads and columns of every layer.
 
     M  z, x, B, C, dd_dt, dd_A and trap of some heads and their groups; the per-head parameters; out_proj by columns
-    A  queries, keys and values of some heads; out_proj by columns
+    A  queries, keys and values of some heads; out_proj by columns. Latent attention is refused
     F  some hidden columns: gate, up and out_proj
     head  the logits of some tokens of the vocabulary (`vocabulary.py`)
 
@@ -13,8 +13,9 @@ Gradients need no work after the backward pass. Each parameter is of one of thre
 
     slices      the weights above: the gradient is the same slice of the whole gradient
     whole       embedding, norms of the residual stream: every rank computes the whole gradient
-    shared      the projection of the angles, k_norm and q_norm, and B and C if there are fewer groups than ranks: each
-                rank uses the whole parameter for its own heads, and the backward pass adds up the partial gradients
+    shared      the projection of the angles, k_norm and q_norm (of M and of A), and B and C if there are fewer groups
+                than ranks: each rank uses the whole parameter for its own heads, and the backward pass adds up the
+                partial gradients
 
 The embedding is not divided: its lookup needs no product, and the sum over ranks of a divided lookup would be [B,S,D]
 in float32. Ranks with different tokens can still divide it with its state (FSDP).
@@ -97,11 +98,9 @@ class _Divider:
         if isinstance(mixer, Mamba3):
             self._mamba(mixer)
         elif isinstance(mixer, CausalAttention):
-            self._columns(mixer.qkv_proj, parts=3)
-            self._rows(mixer.out_proj)
-            mixer.num_heads //= self._group.size
+            self._attention(mixer)
         elif isinstance(mixer, GatedMLP):
-            self._columns(mixer.up_proj, parts=2)
+            self._columns(mixer.up_proj, [len(mixer.up_proj.weight) // 2] * 2)
             self._rows(mixer.out_proj)
         else:
             raise TypeError(f"{type(mixer).__name__} cannot be divided; allowed: Mamba3, CausalAttention, GatedMLP")
@@ -114,10 +113,19 @@ class _Divider:
         self.slices.append(nn.Parameter(part.clone(memory_format=torch.contiguous_format)))
         return self.slices[-1]
 
-    def _columns(self, linear: Linear, parts: int) -> None:
-        """Keep this rank's share of each of the equal `parts` of the outputs."""
-        weight_PXD = linear.weight.detach().view(parts, -1, linear.weight.shape[1])
-        linear.weight = self._keep(self._group.part(weight_PXD, 1).flatten(0, 1))
+    def _attention(self, mixer: CausalAttention) -> None:
+        heads = (mixer.num_heads, mixer.num_kv_heads, mixer.num_kv_heads)
+        self._columns(mixer.qkv_proj, [number * mixer.head_width for number in heads])
+        self._rows(mixer.out_proj)
+        mixer.num_heads, mixer.num_kv_heads = (number // self._group.size for number in heads[:2])
+        if mixer.q_norm is not None and mixer.k_norm is not None:
+            norms = (mixer.q_norm, mixer.k_norm)
+            mixer.q_norm, mixer.k_norm = (SharedRMSNorm(norm.weight, self._group) for norm in norms)
+
+    def _columns(self, linear: Linear, parts: list[int]) -> None:
+        """Keep this rank's share of each of the parts of the outputs, whose sizes are `parts`."""
+        weights = torch.split(linear.weight.detach(), parts)
+        linear.weight = self._keep(torch.cat([self._group.part(weight, 0) for weight in weights]))
         linear.register_forward_pre_hook(_sums_gradient_of_input(self._group))
 
     def _rows(self, linear: Linear) -> None:

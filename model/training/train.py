@@ -409,7 +409,8 @@ class _Trainer:
     def mean_pairs(self) -> float:
         """Return the mean of `visible_pairs` over the batches of the window."""
         timed = range(1 + self.config.steps.warmup, self.config.steps.total)
-        return sum(visible_pairs(self._batch(index).segment_ids) for index in timed) / len(timed)
+        window = self.config.model.attention.window
+        return sum(visible_pairs(self._batch(index).segment_ids, window) for index in timed) / len(timed)
 
     def processor_s(self) -> float:
         """Return the processor time of all processes of the step."""

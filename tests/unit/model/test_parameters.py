@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from ablate.experiments.design.recipes import RECIPES
+from ablate.model.block_configs import HeadNorm
 from ablate.model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig, NormKind
-from ablate.model.counts import BLOCKS, num_parameters
+from ablate.model.counts import num_parameters
 from ablate.model.hybrid import Hybrid
 
 
@@ -36,12 +37,19 @@ def drawn(count: int) -> Iterator[HybridConfig]:
                 mimo_rank=chance.choice((1, 2, 4, 8)),
                 rope_fraction=chance.choice((0.5, 1.0)),
             ),
-            attention=AttentionConfig(num_heads=chance.choice((1, 2, 4))),
+            attention=AttentionConfig(
+                num_heads=chance.choice((2, 4)),
+                **chance.choice(
+                    (
+                        {"num_kv_heads": chance.choice((0, 1, 2)), "qk_norm": chance.choice(get_args(HeadNorm))},
+                        {"latent_rank": chance.randint(1, 70)},
+                    )
+                ),
+            ),
         )
 
 
 def test_drawn_models_have_as_many_parameters_as_torch_counts() -> None:
-    assert set(BLOCKS) == set(BLOCK_KINDS)
     for model in drawn(100):
         assert num_parameters(model) == in_torch(model), model
 

@@ -84,7 +84,13 @@ def drawn(seed: int, tensor: int) -> TrainConfig:
                     rope_fraction=draw.choice((0.5, 1.0)),
                     a_activation=draw.choice(("heavy_tail", "softplus")),
                 ),
-                attention=AttentionConfig(num_heads=tensor * draw.choice((1, 2)), softcap=draw.choice((0.0, 5.0))),
+                attention=AttentionConfig(
+                    num_heads=tensor * draw.choice((1, 2)),
+                    num_kv_heads=draw.choice((0, tensor)),
+                    qk_norm=draw.choice(("none", "rms")),
+                    window=draw.choice((0, 3)),
+                    softcap=draw.choice((0.0, 5.0)),
+                ),
                 scan=ScanSwitches(chunk_size=16, psiv_cache=draw.choice((True, False))),
             )
             check_tensor_geometry(model, tensor)
@@ -354,11 +360,18 @@ def mixer_axis(model: HybridConfig, leaf: str, rank: int, tensor: int) -> tuple[
 
 
 def attention_axis(model: HybridConfig, leaf: str, rank: int, tensor: int) -> tuple[int, list[int] | None]:
-    width = model.d_model // model.attention.num_heads
-    columns = [head * width + e for head in heads_of(model.attention.num_heads, rank, tensor) for e in range(width)]
+    width, attention = model.d_model // model.attention.num_heads, model.attention
+    shared = attention.num_kv_heads or attention.num_heads
+    if "norm" in leaf:
+        return 0, None
+    columns: list[int] = []
+    first = 0
+    for number in (attention.num_heads, shared, shared):
+        columns += [first + head * width + e for head in heads_of(number, rank, tensor) for e in range(width)]
+        first += number * width
     if leaf == "out_proj.weight":
-        return 1, columns
-    return 0, [part * model.d_model + column for part in range(3) for column in columns]
+        return 1, columns[: model.d_model // tensor]
+    return 0, columns
 
 
 def mlp_axis(model: HybridConfig, leaf: str, rank: int, tensor: int) -> tuple[int, list[int] | None]:
@@ -458,6 +471,12 @@ REFUSED = {
     ),
     "mesh.tensor: is 2; allowed with 1 attention heads (model.attention.num_heads): 1": geometry(
         attention=AttentionConfig(num_heads=1)
+    ),
+    "mesh.tensor: is 2; allowed with 1 heads of keys and values (model.attention.num_kv_heads): 1": geometry(
+        attention=AttentionConfig(num_heads=4, num_kv_heads=1)
+    ),
+    "model.attention.latent_rank: is 4; allowed with mesh.tensor 2: 0; one latent vector": geometry(
+        attention=AttentionConfig(num_heads=4, latent_rank=4)
     ),
     "mesh.tensor: is 2; allowed with 33 hidden columns of the MLP (model.d_model * mlp_ratio): 1": geometry(
         mlp_ratio=33 / 32

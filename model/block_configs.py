@@ -1,0 +1,110 @@
+"""Sizes and settings of each kind of blocks, one class for each letter that has its own. Torch-free.
+
+Every class checks itself on construction and raises `ConfigError` with the dotted path of the field.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ablate.model.errors import ConfigError
+
+AttentionBackend: TypeAlias = Literal["sdpa", "flash", "fa4", "cudnn", "flex", "splash", "pallas_softcap"]
+HeadNorm: TypeAlias = Literal["none", "rms"]
+
+
+def between(name: str, value: float, low: float, high: float) -> None:
+    """Raise ConfigError if `value` lies outside of a range."""
+    if not low <= value <= high:
+        raise ConfigError(name, f"is {value}; allowed: {low} to {high}")
+
+
+def one_of(name: str, value: float, allowed: tuple[float, ...]) -> None:
+    """Raise ConfigError if `value` is none of the `allowed` numbers."""
+    if value not in allowed:
+        raise ConfigError(name, f"is {value}; allowed: {', '.join(map(str, allowed))}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaConfig:
+    """Geometry and initialisation of one Mamba-3 MIMO mixer."""
+
+    d_state: int = 64
+    """N, state size per head."""
+    expand: int = 2
+    """d_inner = expand * d_model."""
+    headdim: int = 64
+    """P, value width per head."""
+    ngroups: int = 1
+    """G, groups sharing B and C."""
+    mimo_rank: int = 4
+    """R."""
+    rope_fraction: float = 0.5
+    """Share of N that is rotated: 0.5 or 1.0."""
+    a_activation: Literal["heavy_tail", "softplus"] = "heavy_tail"
+    """How dd_A becomes a decay rate. Upstream changed softplus to heavy_tail in 2026-06."""
+    dt_min: float = 1e-3
+    dt_max: float = 0.1
+    dt_init_floor: float = 1e-4
+    a_floor: float = 1e-4
+
+    def __post_init__(self) -> None:
+        where = "model.mamba."
+        between(where + "d_state", self.d_state, 8, 256)
+        between(where + "expand", self.expand, 1, 8)
+        between(where + "headdim", self.headdim, 8, 256)
+        between(where + "ngroups", self.ngroups, 1, 256)
+        one_of(where + "mimo_rank", self.mimo_rank, (1, 2, 4, 8))
+        one_of(where + "rope_fraction", self.rope_fraction, (0.5, 1.0))
+        if self.d_state % 4:
+            raise ConfigError(where + "d_state", f"is {self.d_state}; allowed: a multiple of 4 (rotary pairs)")
+        if not 0 < self.dt_min < self.dt_max:
+            raise ConfigError(where + "dt_min", f"is {self.dt_min}; allowed: 0 < dt_min < dt_max = {self.dt_max}")
+
+    @property
+    def num_angles(self) -> int:
+        """nA, rotary angles per head: half of the rotated width, floor(N * rope_fraction) made even."""
+        return int(self.d_state * self.rope_fraction) // 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Causal self-attention with rotary positions, masked at document boundaries."""
+
+    num_heads: int = 4
+    num_kv_heads: int = 0
+    """Heads of keys and values, each shared by equally many heads of queries. 0: as many as `num_heads`."""
+    qk_norm: HeadNorm = "none"
+    """Norm of each head of queries and of keys before its rotation, with one weight for all heads of a layer."""
+    window: int = 0
+    """Tokens that a token sees at most: itself and those before it in its document. 0: the whole document."""
+    latent_rank: int = 0
+    """r: keys and values of all heads are linear maps of one normed vector of r numbers per token (latent attention);
+    only half of a head is rotated, and that half of the keys is one for all heads. 0: from the whole token."""
+    backend: AttentionBackend = "sdpa"
+    """Implementation, see model/layers/attention.py. `sdpa` builds the document mask and lets torch choose a kernel."""
+    softcap: float = 0.0
+    """Scores s are capped to softcap * tanh(s / softcap) before the mask. 0 caps nothing."""
+    rope_theta: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        where = "model.attention."
+        between(where + "softcap", self.softcap, 0.0, 1e4)
+        between(where + "num_heads", self.num_heads, 1, 256)
+        between(where + "num_kv_heads", self.num_kv_heads, 0, self.num_heads)
+        between(where + "window", self.window, 0, 1_048_576)
+        between(where + "latent_rank", self.latent_rank, 0, 4096)
+        between(where + "rope_theta", self.rope_theta, 100.0, 1e8)
+        if self.num_heads % self.kv_heads:
+            detail = f"is {self.num_kv_heads}; allowed: 0, or a number that divides num_heads = {self.num_heads}"
+            raise ConfigError(where + "num_kv_heads", detail)
+        if self.latent_rank and self.kv_heads != self.num_heads:
+            detail = f"is {self.num_kv_heads}; latent attention makes keys and values for every head; allowed: 0"
+            raise ConfigError(where + "num_kv_heads", detail)
+        if self.latent_rank and self.qk_norm != "none":
+            detail = f"is {self.qk_norm}; latent attention norms its latent vector instead; allowed: none"
+            raise ConfigError(where + "qk_norm", detail)
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and of values."""
+        return self.num_kv_heads or self.num_heads
