@@ -4,12 +4,18 @@ Every class checks itself on construction and raises `ConfigError` with the dott
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from functools import partial
+from operator import eq
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
 
 from ablate.model.errors import ConfigError
 
 AttentionBackend: TypeAlias = Literal["sdpa", "flash", "fa4", "cudnn", "flex", "splash", "pallas_softcap"]
 HeadNorm: TypeAlias = Literal["none", "rms"]
+OmitZero: TypeAlias = Annotated[int, Field(exclude_if=partial(eq, 0))]
+"""A number that receipts leave out where it is 0, so that a receipt from before the field keeps its digest."""
 
 
 def between(name: str, value: float, low: float, high: float) -> None:
@@ -71,13 +77,13 @@ class AttentionConfig:
     """Causal self-attention with rotary positions, masked at document boundaries."""
 
     num_heads: int = 4
-    num_kv_heads: int = 0
+    num_kv_heads: OmitZero = 0
     """Heads of keys and values, each shared by equally many heads of queries. 0: as many as `num_heads`."""
-    qk_norm: HeadNorm = "none"
+    qk_norm: Annotated[HeadNorm, Field(exclude_if=partial(eq, "none"))] = "none"
     """Norm of each head of queries and of keys before its rotation, with one weight for all heads of a layer."""
-    window: int = 0
+    window: OmitZero = 0
     """Tokens that a token sees at most: itself and those before it in its document. 0: the whole document."""
-    latent_rank: int = 0
+    latent_rank: OmitZero = 0
     """r: keys and values of all heads are linear maps of one normed vector of r numbers per token (latent attention);
     only half of a head is rotated, and that half of the keys is one for all heads. 0: from the whole token."""
     backend: AttentionBackend = "sdpa"
