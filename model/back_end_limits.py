@@ -23,6 +23,8 @@ OTHERS = "sdpa, flash, fa4, flex"
 """What a message offers in place of attention by cuDNN."""
 NO_WINDOW = ("cudnn",)
 """Attention on a GPU whose results with a window nobody compared with float64."""
+GROUPED_MULTIPLE = 8
+"""Both sizes of an expert's matrices must be multiples of it: torch's grouped product reads 16 bytes at a time."""
 FLOAT8_MULTIPLE = 16
 """Both axes of a float8 product's operands must be multiples of it."""
 
@@ -37,6 +39,8 @@ def check_back_ends(config: TrainConfig) -> None:
         _check_attention_on_xla(config) if lane is Lane.XLA else _check_attention(config)
     if lane is Lane.XLA:
         _check_blocks_on_xla(config)
+    if "E" in config.model.pattern:
+        _check_experts(config)
     if config.model.projections != "as_dtype":
         _check_float8(config)
     if config.cuda_graph and config.loss == "liger":
@@ -65,6 +69,23 @@ def _check_attention_on_xla(config: TrainConfig) -> None:
         if value and attention.backend not in DIVISIBLE_ATTENTION:
             detail = f"is {attention.backend}, a kernel for TPUs that has no {name}; allowed with {name} {value}"
             raise ConfigError("model.attention.backend", f"{detail}: {', '.join(DIVISIBLE_ATTENTION)}")
+
+
+def _check_experts(config: TrainConfig) -> None:
+    experts = config.model.experts
+    if config.optim.algorithm == "muon":
+        detail = "is muon, which would make the matrices of all experts of a layer one orthogonal matrix"
+        raise ConfigError("optim.algorithm", f"{detail}; allowed with block 'E': adamw")
+    if experts.products == "loop":
+        if config.cuda_graph:
+            detail = "is true; a loop over experts reads their loads back to the host, which cannot be recorded"
+            raise ConfigError("cuda_graph", f"{detail}; allowed with model.experts.products loop: false")
+        return
+    of_device = experts.width // config.mesh.tensor
+    for name, size in (("d_model", config.model.d_model), ("the width on a device", of_device)):
+        if size % GROUPED_MULTIPLE:
+            detail = f"is grouped, which takes multiples of {GROUPED_MULTIPLE}; {name} is {size:,}; allowed: loop"
+            raise ConfigError("model.experts.products", detail)
 
 
 def _check_blocks_on_xla(config: TrainConfig) -> None:

@@ -13,6 +13,9 @@ from pydantic import Field
 from ablate.model.errors import ConfigError
 
 AttentionBackend: TypeAlias = Literal["sdpa", "flash", "fa4", "cudnn", "flex", "splash", "pallas_softcap"]
+Routing: TypeAlias = Literal["learned", "balanced"]
+Balancing: TypeAlias = Literal["bias", "aux_loss", "none"]
+ExpertProducts: TypeAlias = Literal["grouped", "loop"]
 HeadNorm: TypeAlias = Literal["none", "rms"]
 OmitZero: TypeAlias = Annotated[int, Field(exclude_if=partial(eq, 0))]
 """A number that receipts leave out where it is 0, so that a receipt from before the field keeps its digest."""
@@ -114,3 +117,57 @@ class AttentionConfig:
     def kv_heads(self) -> int:
         """Heads of keys and of values."""
         return self.num_kv_heads or self.num_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """A mixture of experts: each token goes to `top_k` of them, and to one that all share."""
+
+    num_experts: int = 8
+    top_k: int = 2
+    """Experts of a token."""
+    width: int = 128
+    """Hidden width of an expert, which has two matrices."""
+    shared_width: int = 128
+    """Hidden width of the expert that every token goes to. 0: none."""
+    routing: Routing = "learned"
+    """`balanced` gives every expert equally many tokens, whatever the scores: a speed, no model."""
+    balancing: Balancing = "bias"
+    """How a learned load becomes even, see model/layers/experts.py."""
+    balance_rate: float = 1e-3
+    """Step of the bias at each update, or factor of the auxiliary loss."""
+    products: ExpertProducts = "grouped"
+    """Implementation of the experts' products, see model/layers/experts.py."""
+
+    def __post_init__(self) -> None:
+        where = "model.experts."
+        between(where + "num_experts", self.num_experts, 1, 1024)
+        between(where + "top_k", self.top_k, 1, self.num_experts)
+        between(where + "width", self.width, 8, 65_536)
+        between(where + "shared_width", self.shared_width, 0, 262_144)
+        between(where + "balance_rate", self.balance_rate, 0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrenceConfig:
+    """A recurrent block with a matrix state per head."""
+
+    num_heads: int = 4
+    key_width: int = 16
+    """K, rows of a state. All heads read one key and one query."""
+    value_width: int = 16
+    """V, columns of a state."""
+    conv_width: int = 4
+    """Tokens that the convolution of queries, keys and values sees."""
+
+    def __post_init__(self) -> None:
+        where = "model.recurrence."
+        between(where + "num_heads", self.num_heads, 1, 1024)
+        between(where + "key_width", self.key_width, 1, 1024)
+        between(where + "value_width", self.value_width, 1, 256)
+        between(where + "conv_width", self.conv_width, 1, 16)
+
+    @property
+    def channels(self) -> int:
+        """C, channels of the convolution: query, key and the values of all heads."""
+        return 2 * self.key_width + self.num_heads * self.value_width

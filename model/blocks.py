@@ -6,10 +6,21 @@ width, R MIMO rank, S sequence length.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from functools import partial
+from operator import eq
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
 
 from ablate.kernels.scan_switches import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, ScanSwitches
-from ablate.model.block_configs import AttentionConfig, MambaConfig, between, one_of
+from ablate.model.block_configs import (
+    AttentionConfig,
+    ExpertsConfig,
+    MambaConfig,
+    RecurrenceConfig,
+    between,
+    one_of,
+)
 from ablate.model.errors import ConfigError
 
 NormKernels: TypeAlias = Literal["torch", "quack"]
@@ -48,6 +59,12 @@ class HybridConfig:
     """Dtype of the residual stream between blocks."""
     mamba: MambaConfig = field(default_factory=MambaConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
+    experts: Annotated[ExpertsConfig, Field(exclude_if=partial(eq, ExpertsConfig()))] = field(
+        default_factory=ExpertsConfig
+    )
+    recurrence: Annotated[RecurrenceConfig, Field(exclude_if=partial(eq, RecurrenceConfig()))] = field(
+        default_factory=RecurrenceConfig
+    )
     scan: ScanSwitches = field(default_factory=ScanSwitches)
     scan_layers: bool = False
     """Run groups of blocks that repeat, such as MF in MFMF, as one loop of the graph, traced once (lane xla)."""
@@ -140,6 +157,8 @@ class BlockKind:
     """Parameters of its block without the norm."""
     flops: Callable[[HybridConfig, int], int]
     """Forward FLOPs per token, from (model, tokens of a row)."""
+    idle: Callable[[HybridConfig], int] = lambda _model: 0
+    """Parameters of its block that a token does not use."""
     fields: tuple[str, ...] = ()
     """Fields of TrainConfig that have an effect only in a model with such blocks."""
     shares: Callable[[HybridConfig], dict[str, int]] | None = None
@@ -172,6 +191,47 @@ def _attention_matrices(model: HybridConfig) -> int:
 def mlp_parameters(model: HybridConfig) -> int:
     """Return the parameters of one gated MLP: two matrices in, one out."""
     return 3 * model.d_model * model.mlp_width
+
+
+def experts_parameters(model: HybridConfig) -> int:
+    """Return the parameters of one mixture of experts: router, two matrices of each expert and of the shared one."""
+    experts = model.experts
+    hidden = experts.num_experts * experts.width + experts.shared_width
+    return model.d_model * (experts.num_experts + 2 * hidden)
+
+
+def idle_parameters(model: HybridConfig) -> int:
+    """Return the parameters of the experts that a token does not go to."""
+    experts = model.experts
+    return 2 * model.d_model * experts.width * (experts.num_experts - experts.top_k)
+
+
+def experts_flops(model: HybridConfig, seq_len: int) -> int:
+    """Return the forward FLOPs per token of one mixture of experts, independent of the row length."""
+    del seq_len
+    return 2 * (experts_parameters(model) - idle_parameters(model))
+
+
+def recurrence_parameters(model: HybridConfig) -> int:
+    """Return the parameters of one recurrent block: projections, convolution, state matrices, norm and numbers."""
+    own = model.recurrence
+    values = own.num_heads * own.value_width
+    per_head = own.value_width**2 + 2
+    return _recurrence_matrices(model) + own.channels * own.conv_width + own.num_heads * per_head + 2 * values
+
+
+def recurrence_flops(model: HybridConfig, seq_len: int) -> int:
+    """Return the forward FLOPs per token of one recurrent block: the state times its matrix, and the query's read."""
+    del seq_len
+    own = model.recurrence
+    state = own.key_width * own.value_width
+    return 2 * _recurrence_matrices(model) + own.num_heads * 2 * state * (own.value_width + 1)
+
+
+def _recurrence_matrices(model: HybridConfig) -> int:
+    own = model.recurrence
+    values = own.num_heads * own.value_width
+    return model.d_model * (own.channels + values + own.num_heads + values)
 
 
 def mixer_flops(model: HybridConfig, seq_len: int) -> int:
@@ -247,6 +307,25 @@ BLOCKS: dict[str, BlockKind] = {
         shares=lambda model: {"hidden columns of the MLP (model.d_model * mlp_ratio)": model.mlp_width},
         widths=lambda model: {"d_model * mlp_ratio": model.mlp_width},
         on_xla=True,
+    ),
+    "E": BlockKind(
+        name="mixture of experts",
+        module="ablate.model.layers.experts:Experts",
+        parameters=experts_parameters,
+        idle=idle_parameters,
+        flops=experts_flops,
+        fields=("model.experts",),
+        shares=lambda model: {
+            "hidden columns of an expert (model.experts.width)": model.experts.width,
+            "hidden columns of the shared expert (model.experts.shared_width)": model.experts.shared_width,
+        },
+    ),
+    "R": BlockKind(
+        name="matrix-state recurrence",
+        module="ablate.model.layers.recurrence:Recurrence",
+        parameters=recurrence_parameters,
+        flops=recurrence_flops,
+        fields=("model.recurrence",),
     ),
 }
 """By letter."""

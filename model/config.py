@@ -10,7 +10,9 @@ from typing import Any, Literal, TypeAlias
 from ablate.kernels.backends import GENERATED_LANES, Lane
 from ablate.model.block_configs import AttentionBackend as AttentionBackend
 from ablate.model.block_configs import AttentionConfig as AttentionConfig
+from ablate.model.block_configs import ExpertsConfig as ExpertsConfig
 from ablate.model.block_configs import MambaConfig as MambaConfig
+from ablate.model.block_configs import RecurrenceConfig as RecurrenceConfig
 from ablate.model.block_configs import between, one_of
 from ablate.model.blocks import BLOCK_KINDS as BLOCK_KINDS
 from ablate.model.blocks import BLOCKS

@@ -10,6 +10,7 @@ Model FLOPs count the work of the mathematics, not of an implementation:
 - The scan counts the least work of any schedule: one state write and one state read per rank, R * 4NP per token and
   head. The chunk-parallel form spends R * [4NP + 2M(N + P)] with M = C * R, which would reward larger chunks with a
   higher rate.
+- A mixture of experts counts the router, the experts of a token and the shared one.
 - Elementwise work, norms and the embedding lookup do not count.
 """
 
@@ -24,6 +25,11 @@ def num_parameters(model: HybridConfig) -> int:
     """Return the trainable parameters: blocks with a norm each, embedding, head and the final norm."""
     blocks = sum(BLOCKS[letter].parameters(model) + model.d_model for letter in model.pattern)
     return blocks + 2 * model.vocab_size * model.d_model + model.d_model
+
+
+def active_parameters(model: HybridConfig) -> int:
+    """Return the parameters that one token uses: all but those of the experts that it does not go to."""
+    return num_parameters(model) - sum(BLOCKS[letter].idle(model) for letter in model.pattern)
 
 
 def step_flops(config: TrainConfig) -> int:

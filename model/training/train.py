@@ -38,6 +38,7 @@ from ablate.model.data.dataset import Dataset
 from ablate.model.data.packing import Batch, visible_pairs
 from ablate.model.errors import DataError, NonFiniteLoss, StillCompiling
 from ablate.model.facts import ModelFact
+from ablate.model.layers.experts import load_facts
 from ablate.model.layers.linear import Linear, QuackRMSNorm, RMSNorm
 from ablate.model.measurements import Phase, ProfiledStep, Step, TrialMeasurements, Validation
 from ablate.model.parallel.ranks import Ranks
@@ -235,6 +236,7 @@ def _run_steps(
                     trainer.validate_after(index, load)
         shares = load.shares()
     others.run(load)
+    observed.update(trainer.expert_load)
     observed[ModelFact.CUDA_GRAPH] = trainer.replays >= trainer.config.steps.timed
     return tuple(records), observed, shares
 
@@ -360,6 +362,11 @@ class _Trainer:
     def _step(self, batch: DeviceBatch) -> Tensor:
         loss = batch_loss(self._forward, self._model.lm_head.weight, batch, self.config)
         return update(loss, self.parameters, self._optimizer, self.config)
+
+    @property
+    def expert_load(self) -> dict[str, facts.Fact]:
+        """Load of the experts in the last step."""
+        return dict(load_facts(self._model, self.config.mesh.copies))
 
     def record_graph(self) -> None:
         """Record the step as a CUDA graph, if the config says so, for all later steps. Raises KernelUnsupported."""

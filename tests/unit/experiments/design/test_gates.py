@@ -83,6 +83,10 @@ def test_every_fact_of_the_model_is_read_by_a_gate() -> None:
         ModelFact.LOSS_TRIPS,
         ModelFact.LAYER_TRIPS,
         ModelFact.ATTENTION_KERNELS,
+    } | {
+        ModelFact.EXPERT_LOAD,
+        ModelFact.EXPERT_ENTROPY,
+        ModelFact.EXPERT_DROPPED,
     }  # `traced_step` compares them with the lowered step
     assert set(ModelFact) - set(looked_at) == of_no_gate
 

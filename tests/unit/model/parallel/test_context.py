@@ -11,6 +11,7 @@ from ablate.kernels.scan_switches import ScanSwitches
 from ablate.model.config import (
     CONTEXT_ATTENTION,
     AttentionConfig,
+    ExpertsConfig,
     HybridConfig,
     MambaConfig,
     MeshConfig,
@@ -55,7 +56,7 @@ def _drawn_config(draw):
     return HybridConfig(
         vocab_size=VOCAB,
         d_model=16,
-        pattern="".join(draw.choices("MAF", k=draw.randint(0, 2))) + draw.choice(("MA", "AM", "MM", "MFA", "AA")),
+        pattern="".join(draw.choices("MAFE", k=draw.randint(0, 2))) + draw.choice(("MA", "AM", "MM", "MFA", "AA")),
         norm=draw.choice(("rms", "layer")),
         mamba=MambaConfig(
             d_state=draw.choice((8, 16)),
@@ -66,6 +67,9 @@ def _drawn_config(draw):
             a_activation=draw.choice(("heavy_tail", "softplus")),
         ),
         attention=drawn_attention(draw, heads_of_attention),
+        experts=ExpertsConfig(
+            num_experts=4, width=8, shared_width=8, products="loop", balancing=draw.choice(("bias", "none"))
+        ),
         scan=ScanSwitches(
             chunk_size=draw.choice((8, 16)),
             schedule=draw.choice(("sequential", "chunk_parallel")),

@@ -56,7 +56,7 @@ def drawn(home: Path, seed: int) -> TrainConfig:
         model = HybridConfig(
             vocab_size=512,
             d_model=rng.choice((32, 64)),
-            pattern="".join(rng.choices("MFA", k=rng.randint(1, 3))),
+            pattern="".join(rng.choices("MFAE", k=rng.randint(1, 3))),
             mamba=MambaConfig(
                 d_state=rng.choice((8, 12)),
                 headdim=rng.choice((8, 16)),
