@@ -1,6 +1,6 @@
 """Named, versioned configurations of model, data and optimiser, and the keys that a spec may override."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from ablate.kernels.backends import Lane
@@ -11,10 +11,12 @@ from ablate.model.config import (
     AttentionConfig,
     DataConfig,
     DocumentBorders,
+    ExpertsConfig,
     HybridConfig,
     MambaConfig,
     NormKind,
     OptimConfig,
+    RecurrenceConfig,
     TrainConfig,
 )
 from ablate.model.data.corpus import BUILT_IN
@@ -108,8 +110,48 @@ HYBRID_REF_V6E = Recipe(
     ),
 )
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (HYBRID_TINY, HYBRID_REF_H200, HYBRID_REF_V6E)}
+_NAM56R = TrainConfig(
+    model=HybridConfig(
+        vocab_size=65_536,
+        d_model=3584,
+        pattern=("AEMEAEMEAEMR" * 5)[:52],
+        mlp_ratio=18_944 / 3584,  # the published width of its MLP, though none of its blocks is one
+        mamba=MambaConfig(d_state=64, expand=2, headdim=64, ngroups=8, mimo_rank=4),
+        attention=AttentionConfig(num_heads=56, num_kv_heads=8, rope_theta=500_000.0, backend="fa4"),
+        experts=ExpertsConfig(num_experts=16, top_k=4, width=896, shared_width=1024),
+        recurrence=RecurrenceConfig(num_heads=44, key_width=64, value_width=16, conv_width=4),
+        scan=ScanSwitches(lane=Lane.CUDA),
+    ),
+    data=DataConfig(seq_len=4096, max_corpus_mib=64.0),
+    optim=OptimConfig(learning_rate=3e-4),
+    micro_batch=4,
+    dtype="bfloat16",
+)
+"""Letters, widths and numbers of heads as published. docs/recipes.md says what was not, and how near its counts are."""
+
+NAM56R = Recipe(
+    name="nam56r",
+    version=1,
+    summary="The published geometry NAM56R: 52 blocks of attention, experts, mixers and recurrences, 4.5 B parameters.",
+    node_classes=("h200",),
+    config=_NAM56R,
+)
+
+NAM56R_QUARTER = Recipe(
+    name="nam56r-quarter",
+    version=1,
+    summary="The first 13 of the 52 blocks of nam56r, which train on one H200: 1.4 B parameters.",
+    node_classes=("h200",),
+    config=replace(_NAM56R, model=replace(_NAM56R.model, pattern=_NAM56R.model.pattern[:13])),
+)
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe for recipe in (HYBRID_TINY, HYBRID_REF_H200, HYBRID_REF_V6E, NAM56R_QUARTER, NAM56R)
+}
 """All recipes by name."""
+
+UNPUBLISHED = {"nam52": "NAM52 has no published geometry; its depth of 52 and its 4.1 B parameters make no model"}
+"""Names of models that people ask for, and why they are no recipes."""
 
 
 def _int(path: str, description: str, minimum: int, maximum: int) -> Override:
