@@ -127,7 +127,8 @@ class RankedStep(OneDevice):
     def record(self) -> None:
         """Record how the parameters lie on the ranks, and how many ranks there are."""
         if self.config.mesh.copies > 1:
-            for kind in sharding_of(parameter for parameter in self.parameters if parameter.ndim == 2):
+            routers = {layer.router for layer in experts_of(self.model)}  # whole on every rank
+            for kind in sharding_of(p for p in self.parameters if p.ndim == 2 and p not in routers):
                 facts.record(ModelFact.SHARDING, kind)
         facts.record(ModelFact.TENSOR, self._divided_by)
         facts.record(ModelFact.MESH_DEVICES, self.world)

@@ -7,9 +7,9 @@ With --ranks every set is trained by N processes, each on the GPU of its number,
 has rows of its own; otherwise by this process.
 
 The model has width 2048 and 64 value heads; without a pattern it is the hybrid of 841 million parameters. `--recipe`
-trains a recipe as it is. Rows hold random tokens in documents of MEAN tokens on average. Each set is trained by the trainer of a trial. One JSON line per
-set: median step, tokens/s of all devices, peak memory of one, the seconds from the start of the processes to the end of
-the first step, and the milliseconds of a profiled step by group of kernels.
+trains a recipe as it is. Rows hold random tokens in documents of MEAN tokens on average. Each set is trained by the
+trainer of a trial. One JSON line per set: median step, tokens/s of all devices, peak memory of one, the seconds from
+the start of the processes to the end of the first step, and the milliseconds of a profiled step by group of kernels.
 """
 
 import argparse

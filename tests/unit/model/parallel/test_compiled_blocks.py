@@ -114,7 +114,7 @@ def config_of(pattern: str, devices: int, sharding: Sharding, seed: int) -> Trai
 
 @pytest.mark.parametrize(
     ("pattern", "devices", "sharding"),
-    [("MFA", 2, "fsdp"), ("FA", 2, "replicated"), ("FAF", 4, "hsdp"), ("EA", 2, "fsdp")],
+    [("MFA", 2, "fsdp"), ("FA", 2, "replicated"), ("FAF", 4, "hsdp"), ("EA", 2, "fsdp"), ("RF", 2, "fsdp")],
 )
 def test_gradients_of_compiled_blocks_equal_one_device_and_repeats_are_equal_to_the_bit(
     pattern: str, devices: int, sharding: Sharding
