@@ -35,7 +35,7 @@ from ablate.model.facts import ModelFact
 from ablate.model.layers.linear import projections
 
 
-class Rows(Protocol):
+class LoadGroup(Protocol):
     """The processes that compute other tokens of a step (`ablate.model.parallel.ranks.Group`)."""
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Experts(nn.Module):
         self.maps = ExpertMaps(config, compute_dtype=compute_dtype)
         self.register_buffer("bias", torch.zeros(num_experts, dtype=torch.float32))
         self.register_buffer("counts", torch.zeros(num_experts, dtype=torch.int64))
-        self.rows: Rows | None = None
+        self.rows: LoadGroup | None = None
         """Present if other processes compute the rest of a step's tokens (model/training/ranked_step.py)."""
         self.num_rows = 0
         """N of the last pass with gradients, in this process."""
@@ -175,7 +175,7 @@ def _record(name: ModelFact, value: str) -> None:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _summed(rows: Rows, counts_X: Tensor) -> Tensor:
+def _summed(rows: LoadGroup, counts_X: Tensor) -> Tensor:
     return rows.sum(counts_X.clone())
 
 

@@ -11,6 +11,7 @@ from ablate.experiments.design.gate import Claim, read_field
 from ablate.experiments.design.plan import make_plan, questions
 from ablate.experiments.design.recipes import OF_AN_ARM, OVERRIDES, RECIPES, SHARED
 from ablate.experiments.reporting.changes import arm_changes
+from ablate.model.blocks import BLOCKS
 from tests.factories import make_spec
 
 OTHER: dict[str, Any] = {
@@ -76,6 +77,9 @@ def test_every_value_is_an_arms_own_or_shared() -> None:
 def test_a_variant_may_differ_in_a_value_of_model_or_optimiser(name: str) -> None:
     gates = {"gates": {"loss": "chunked"}} if name == "loss_chunk_tokens" else {}
     spec = make_spec(baseline=gates, variants={"other": {"overrides": {name: OTHER[name]}}})
+    used = next((kind for kind, block in BLOCKS.items() if OVERRIDES[name].path.startswith(block.fields)), "M")
+    if used not in RECIPES["hybrid-tiny"].config.model.pattern:
+        spec = make_spec(workload__overrides={"pattern": f"MM{used}F"}, variants=spec.variants)
     if name == "second_share":
         spec = make_spec(workload__overrides={"second_corpus": "torch-python"}, variants=spec.variants)
     base, other = resolve(spec).arms
