@@ -6,7 +6,8 @@ Back ends that some nodes lack are tried on each node instead (model/back_ends.p
 from collections.abc import Iterator
 
 from ablate.kernels.backends import Lane
-from ablate.model.config import TrainConfig
+from ablate.model.blocks import BLOCKS
+from ablate.model.config import DIVISIBLE_ATTENTION, TrainConfig
 from ablate.model.errors import ConfigError
 
 FA4_WIDTHS = tuple(range(32, 257, 32))
@@ -16,8 +17,14 @@ HALF_LANES = (Lane.CUDA, Lane.PEER)
 """Lanes of the scan whose kernels take bfloat16 only."""
 HALF_ONLY = ("flash", "fa4", "cudnn")
 """Attention that takes 16-bit numbers only on a GPU."""
-NEVER_CAPPED = (*HALF_ONLY, "flex")
+NEVER_CAPPED = ("flash", "cudnn", "flex")
 """Attention that cannot cap scores on a GPU."""
+OTHERS = "sdpa, flash, fa4, flex"
+"""What a message offers in place of attention by cuDNN."""
+NO_WINDOW = ("cudnn",)
+"""Attention on a GPU whose results with a window nobody compared with float64."""
+GROUPED_MULTIPLE = 8
+"""Both sizes of an expert's matrices must be multiples of it: torch's grouped product reads 16 bytes at a time."""
 FLOAT8_MULTIPLE = 16
 """Both axes of a float8 product's operands must be multiples of it."""
 
@@ -28,8 +35,12 @@ def check_back_ends(config: TrainConfig) -> None:
     if "M" in config.model.pattern and lane in HALF_LANES and config.dtype != "bfloat16":
         detail = f"is {lane}, which takes bfloat16; allowed with dtype {config.dtype}: {Lane.REFERENCE}"
         raise ConfigError("model.scan.lane", detail)
-    if "A" in config.model.pattern and lane is not Lane.XLA:
-        _check_attention(config)
+    if "A" in config.model.pattern:
+        _check_attention_on_xla(config) if lane is Lane.XLA else _check_attention(config)
+    if lane is Lane.XLA:
+        _check_blocks_on_xla(config)
+    if "E" in config.model.pattern:
+        _check_experts(config)
     if config.model.projections != "as_dtype":
         _check_float8(config)
     if config.cuda_graph and config.loss == "liger":
@@ -39,17 +50,56 @@ def check_back_ends(config: TrainConfig) -> None:
 
 def _check_attention(config: TrainConfig) -> None:
     where, attention = "model.attention.backend", config.model.attention
-    name, width = attention.backend, config.model.d_model // attention.num_heads
+    name, width = attention.backend, config.model.head_width
     if name in HALF_ONLY and config.dtype != "bfloat16":
         raise ConfigError(where, f"is {name}, which takes bfloat16; allowed with dtype {config.dtype}: sdpa, flex")
     if name in NEVER_CAPPED and attention.softcap:
-        raise ConfigError(where, f"is {name}, which cannot cap scores; allowed with softcap {attention.softcap}: sdpa")
+        allowed = f"allowed with softcap {attention.softcap}: sdpa, fa4"
+        raise ConfigError(where, f"is {name}, which cannot cap scores; {allowed}")
+    if name in NO_WINDOW and attention.window:
+        raise ConfigError(where, f"is {name}, which has no window; allowed with window {attention.window}: {OTHERS}")
     if name == "fa4" and width not in FA4_WIDTHS:
         detail = f"is fa4, which takes heads of {', '.join(map(str, FA4_WIDTHS))} numbers; these have {width}"
         raise ConfigError(where, f"{detail}; allowed: sdpa, flash, cudnn, flex")
 
 
+def _check_attention_on_xla(config: TrainConfig) -> None:
+    attention = config.model.attention
+    for name, value in (("num_kv_heads", attention.num_kv_heads), ("window", attention.window)):
+        if value and attention.backend not in DIVISIBLE_ATTENTION:
+            detail = f"is {attention.backend}, a kernel for TPUs that has no {name}; allowed with {name} {value}"
+            raise ConfigError("model.attention.backend", f"{detail}: {', '.join(DIVISIBLE_ATTENTION)}")
+
+
+def _check_experts(config: TrainConfig) -> None:
+    experts = config.model.experts
+    if config.optim.algorithm == "muon":
+        detail = "is muon, which would make the matrices of all experts of a layer one orthogonal matrix"
+        raise ConfigError("optim.algorithm", f"{detail}; allowed with block 'E': adamw")
+    if experts.products == "loop":
+        if config.cuda_graph:
+            detail = "is true; a loop over experts reads their loads back to the host, which cannot be recorded"
+            raise ConfigError("cuda_graph", f"{detail}; allowed with model.experts.products loop: false")
+        return
+    of_device = experts.width // config.mesh.tensor
+    for name, size in (("d_model", config.model.d_model), ("the width on a device", of_device)):
+        if size % GROUPED_MULTIPLE:
+            detail = f"is grouped, which takes multiples of {GROUPED_MULTIPLE}; {name} is {size:,}; allowed: loop"
+            raise ConfigError("model.experts.products", detail)
+
+
+def _check_blocks_on_xla(config: TrainConfig) -> None:
+    for letter in sorted(set(config.model.pattern)):
+        if not BLOCKS[letter].on_xla:
+            detail = f"has block {letter!r} ({BLOCKS[letter].name}), which does not run in lane xla"
+            raise ConfigError("model.pattern", f"{detail}; allowed lanes: {Lane.REFERENCE}, {Lane.CUDA}, {Lane.PEER}")
+
+
 def _check_float8(config: TrainConfig) -> None:
+    for letter in sorted(set(config.model.pattern)):
+        if BLOCKS[letter].widths is None:
+            detail = f"is {config.model.projections}, which block {letter!r} ({BLOCKS[letter].name}) cannot do"
+            raise ConfigError("model.projections", f"{detail}; allowed: as_dtype")
     for name, size in (*_widths(config), *_tokens(config)):
         if size % FLOAT8_MULTIPLE:
             detail = f"is {config.model.projections}, which takes multiples of {FLOAT8_MULTIPLE}; {name} is {size:,}"
@@ -59,11 +109,9 @@ def _check_float8(config: TrainConfig) -> None:
 def _widths(config: TrainConfig) -> Iterator[tuple[str, int]]:
     model = config.model
     yield "d_model", model.d_model
-    if "M" in model.pattern:
-        yield "the width of the mixer's input projection", sum(model.mixer_widths)
-        yield "d_model * expand", model.d_inner
-    if "F" in model.pattern:
-        yield "d_model * mlp_ratio", model.mlp_width
+    for letter in dict.fromkeys(model.pattern):
+        widths = BLOCKS[letter].widths
+        yield from () if widths is None else widths(model).items()
 
 
 def _tokens(config: TrainConfig) -> Iterator[tuple[str, int]]:

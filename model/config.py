@@ -8,20 +8,27 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from ablate.kernels.backends import GENERATED_LANES, Lane
-from ablate.kernels.scan_switches import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, ScanSwitches
+from ablate.model.block_configs import AttentionBackend as AttentionBackend
+from ablate.model.block_configs import AttentionConfig as AttentionConfig
+from ablate.model.block_configs import ExpertsConfig as ExpertsConfig
+from ablate.model.block_configs import MambaConfig as MambaConfig
+from ablate.model.block_configs import RecurrenceConfig as RecurrenceConfig
+from ablate.model.block_configs import between, one_of
+from ablate.model.blocks import BLOCK_KINDS as BLOCK_KINDS
+from ablate.model.blocks import BLOCKS
+from ablate.model.blocks import HybridConfig as HybridConfig
+from ablate.model.blocks import NormKernels as NormKernels
+from ablate.model.blocks import NormKind as NormKind
+from ablate.model.blocks import ProjectionKind as ProjectionKind
+from ablate.model.blocks import StoredDtype as StoredDtype
 from ablate.model.errors import ConfigError
 from ablate.model.measurements import Phase
 
-AttentionBackend: TypeAlias = Literal["sdpa", "flash", "fa4", "cudnn", "flex", "splash", "pallas_softcap"]
 LossKind: TypeAlias = Literal["dense", "compiled", "chunked", "torch_linear_ce", "liger", "quack"]
 OptimizerKind: TypeAlias = Literal["adamw", "muon"]
 AdamWUpdate: TypeAlias = Literal["fused", "foreach", "clip_in_update", "compiled"]
 ComputeDtype: TypeAlias = Literal["float32", "bfloat16"]
-NormKernels: TypeAlias = Literal["torch", "quack"]
-StoredDtype: TypeAlias = Literal["float32", "bfloat16"]
 Sharding: TypeAlias = Literal["fsdp", "replicated", "hsdp"]
-ProjectionKind: TypeAlias = Literal["as_dtype", "fp8_forward", "fp8"]
-NormKind: TypeAlias = Literal["rms", "layer"]
 DocumentBorders: TypeAlias = Literal["separate", "joined"]
 
 MAX_ROUNDED_BETA = 0.99
@@ -42,169 +49,6 @@ DIVISIBLE_LOSSES = ("dense", "chunked")
 
 MAX_SEED = 2**63 - 1
 """Largest seed of a trial."""
-
-BLOCK_KINDS = {"M": "Mamba-3 MIMO mixer", "A": "causal attention", "F": "gated MLP"}
-"""Letters of a pattern string, one residual block each; `ablate.model.counts` has what they are."""
-DIVISIBLE_BLOCKS = ("M", "A", "F")
-"""Blocks whose heads, columns or tokens several devices can share."""
-
-
-def _between(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(name, f"is {value}; allowed: {low} to {high}")
-
-
-def _one_of(name: str, value: float, allowed: tuple[float, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(name, f"is {value}; allowed: {', '.join(map(str, allowed))}")
-
-
-def _check_scan(scan: ScanSwitches) -> None:
-    where = "model.scan."
-    _one_of(where + "chunk_size", scan.chunk_size, CHUNK_SIZES)
-    if scan.superchunk % scan.chunk_size or not 0 <= scan.superchunk <= MAX_SUPERCHUNK:
-        allowed = f"a multiple of chunk_size = {scan.chunk_size}, at most {MAX_SUPERCHUNK}; 0 chooses by the sizes"
-        raise ConfigError(where + "superchunk", f"is {scan.superchunk}; allowed: {allowed}")
-    _one_of(where + "pipeline_stages", scan.pipeline_stages, PIPELINE_STAGES)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MambaConfig:
-    """Geometry and initialisation of one Mamba-3 MIMO mixer."""
-
-    d_state: int = 64
-    """N, state size per head."""
-    expand: int = 2
-    """d_inner = expand * d_model."""
-    headdim: int = 64
-    """P, value width per head."""
-    ngroups: int = 1
-    """G, groups sharing B and C."""
-    mimo_rank: int = 4
-    """R."""
-    rope_fraction: float = 0.5
-    """Share of N that is rotated: 0.5 or 1.0."""
-    a_activation: Literal["heavy_tail", "softplus"] = "heavy_tail"
-    """How dd_A becomes a decay rate. Upstream changed softplus to heavy_tail in 2026-06."""
-    dt_min: float = 1e-3
-    dt_max: float = 0.1
-    dt_init_floor: float = 1e-4
-    a_floor: float = 1e-4
-
-    def __post_init__(self) -> None:
-        where = "model.mamba."
-        _between(where + "d_state", self.d_state, 8, 256)
-        _between(where + "expand", self.expand, 1, 8)
-        _between(where + "headdim", self.headdim, 8, 256)
-        _between(where + "ngroups", self.ngroups, 1, 256)
-        _one_of(where + "mimo_rank", self.mimo_rank, (1, 2, 4, 8))
-        _one_of(where + "rope_fraction", self.rope_fraction, (0.5, 1.0))
-        if self.d_state % 4:
-            raise ConfigError(where + "d_state", f"is {self.d_state}; allowed: a multiple of 4 (rotary pairs)")
-        if not 0 < self.dt_min < self.dt_max:
-            raise ConfigError(where + "dt_min", f"is {self.dt_min}; allowed: 0 < dt_min < dt_max = {self.dt_max}")
-
-    @property
-    def num_angles(self) -> int:
-        """nA, rotary angles per head: half of the rotated width, floor(N * rope_fraction) made even."""
-        return int(self.d_state * self.rope_fraction) // 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionConfig:
-    """Causal self-attention with rotary positions, masked at document boundaries."""
-
-    num_heads: int = 4
-    backend: AttentionBackend = "sdpa"
-    """Implementation, see model/layers/attention.py. `sdpa` builds the document mask and lets torch choose a kernel."""
-    softcap: float = 0.0
-    """Scores s are capped to softcap * tanh(s / softcap) before the mask. 0 caps nothing."""
-    rope_theta: float = 10_000.0
-
-    def __post_init__(self) -> None:
-        _between("model.attention.softcap", self.softcap, 0.0, 1e4)
-        _between("model.attention.num_heads", self.num_heads, 1, 256)
-        _between("model.attention.rope_theta", self.rope_theta, 100.0, 1e8)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HybridConfig:
-    """A stack of residual blocks, described by a pattern string such as "MFAF"."""
-
-    vocab_size: int = 4096
-    d_model: int = 128
-    pattern: str = "MFMFAF"
-    """One letter per block, see BLOCK_KINDS."""
-    mlp_ratio: float = 2.0
-    """Hidden width of the gated MLP as a multiple of d_model."""
-    norm: NormKind = "rms"
-    """Of the residual stream: root mean square, or mean and standard deviation. The mixer's norms are always rms."""
-    norm_kernels: NormKernels = "torch"
-    """Kernels of the residual sums and their norms: torch's operations, or QuACK's kernel for both (rms only)."""
-    projections: ProjectionKind = "as_dtype"
-    """Products of the blocks' projections: in the compute dtype, or in float8 forward (`fp8_forward`), or also for the
-    gradients of their inputs (`fp8`). The head stays in the compute dtype."""
-    residual: StoredDtype = "float32"
-    """Dtype of the residual stream between blocks."""
-    mamba: MambaConfig = field(default_factory=MambaConfig)
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
-    scan: ScanSwitches = field(default_factory=ScanSwitches)
-    scan_layers: bool = False
-    """Run groups of blocks that repeat, such as MF in MFMF, as one loop of the graph, traced once (lane xla)."""
-
-    def __post_init__(self) -> None:
-        _check_scan(self.scan)
-        _between("model.vocab_size", self.vocab_size, 257, 262_144)
-        _between("model.d_model", self.d_model, 16, 16_384)
-        _between("model.mlp_ratio", self.mlp_ratio, 0.5, 8.0)
-        _between("model.pattern", len(self.pattern), 1, 256)
-        unknown = sorted(set(self.pattern) - set(BLOCK_KINDS))
-        if unknown:
-            allowed = ", ".join(f"{letter} ({kind})" for letter, kind in BLOCK_KINDS.items())
-            raise ConfigError("model.pattern", f"has unknown block {unknown[0]!r}; allowed: {allowed}")
-        if self.norm_kernels == "quack" and self.norm != "rms":
-            raise ConfigError("model.norm_kernels", f"is quack; allowed with model.norm {self.norm}: torch")
-        self._check_heads()
-
-    def _check_heads(self) -> None:
-        if self.d_inner % self.mamba.headdim:
-            raise ConfigError(
-                "model.mamba.headdim",
-                f"is {self.mamba.headdim}; d_model * expand = {self.d_inner} must be a multiple of it",
-            )
-        if self.num_value_heads % self.mamba.ngroups:
-            raise ConfigError(
-                "model.mamba.ngroups",
-                f"is {self.mamba.ngroups}; the {self.num_value_heads} heads "
-                f"(d_model * expand / headdim) must be divisible by it",
-            )
-        if self.d_model % (2 * self.attention.num_heads):
-            raise ConfigError(
-                "model.attention.num_heads",
-                f"is {self.attention.num_heads}; d_model = {self.d_model} must be a multiple of twice that",
-            )
-
-    @property
-    def d_inner(self) -> int:
-        """Width of the mixer's value path, expand * d_model."""
-        return self.d_model * self.mamba.expand
-
-    @property
-    def num_value_heads(self) -> int:
-        """H = d_model * expand / headdim."""
-        return self.d_inner // self.mamba.headdim
-
-    @property
-    def mixer_widths(self) -> tuple[int, ...]:
-        """Widths of the mixer's input projection, in order: z, x, B, C, dd_dt, dd_A, trap, angles."""
-        directions = self.mamba.d_state * self.mamba.ngroups * self.mamba.mimo_rank
-        heads = self.num_value_heads
-        return (self.d_inner, self.d_inner, directions, directions, heads, heads, heads, self.mamba.num_angles)
-
-    @property
-    def mlp_width(self) -> int:
-        """Hidden width of the gated MLP, floor(d_model * mlp_ratio)."""
-        return int(self.d_model * self.mlp_ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,16 +74,16 @@ class DataConfig:
     """Most text to read of each corpus, in whole files and a fixed order."""
 
     def __post_init__(self) -> None:
-        _between("data.seq_len", self.seq_len, 8, 1_048_576)
+        between("data.seq_len", self.seq_len, 8, 1_048_576)
         if self.val_seq_len:
-            _between("data.val_seq_len", self.val_seq_len, 8, 1_048_576)
-        _between("data.second_share", self.second_share, 0.0, 1.0)
+            between("data.val_seq_len", self.val_seq_len, 8, 1_048_576)
+        between("data.second_share", self.second_share, 0.0, 1.0)
         if self.second_share and not self.second_corpus:
             raise ConfigError("data.second_share", f"is {self.second_share}; allowed without a second_corpus: 0")
         if self.second_corpus == self.corpus:
             raise ConfigError("data.second_corpus", f"is {self.corpus}, as the corpus; allowed: another one")
-        _between("data.val_fraction", self.val_fraction, 0.001, 0.5)
-        _between("data.max_corpus_mib", self.max_corpus_mib, 0.1, 65_536)
+        between("data.val_fraction", self.val_fraction, 0.001, 0.5)
+        between("data.max_corpus_mib", self.max_corpus_mib, 0.1, 65_536)
 
     @property
     def val_row(self) -> int:
@@ -270,12 +114,12 @@ class OptimConfig:
     warmup_steps: int = 5
 
     def __post_init__(self) -> None:
-        _between("optim.learning_rate", self.learning_rate, 1e-8, 1.0)
-        _between("optim.weight_decay", self.weight_decay, 0.0, 10.0)
-        _between("optim.beta1", self.beta1, 0.0, 0.9999)
-        _between("optim.beta2", self.beta2, 0.0, 0.99999)
-        _between("optim.grad_clip", self.grad_clip, 1e-4, 1e6)
-        _between("optim.warmup_steps", self.warmup_steps, 0, 1_000_000)
+        between("optim.learning_rate", self.learning_rate, 1e-8, 1.0)
+        between("optim.weight_decay", self.weight_decay, 0.0, 10.0)
+        between("optim.beta1", self.beta1, 0.0, 0.9999)
+        between("optim.beta2", self.beta2, 0.0, 0.99999)
+        between("optim.grad_clip", self.grad_clip, 1e-4, 1e6)
+        between("optim.warmup_steps", self.warmup_steps, 0, 1_000_000)
         if self.algorithm == "muon" and self.update not in ("fused", "foreach"):
             allowed = "allowed with optim.algorithm muon: fused, foreach"
             raise ConfigError("optim.update", f"is {self.update}, which Muon's update cannot do; {allowed}")
@@ -307,15 +151,15 @@ class StepsConfig:
     """Timed steps from one validation to the next. 0: only one, after the last step."""
 
     def __post_init__(self) -> None:
-        _between("steps.warmup", self.warmup, 0, 100_000)
-        _between("steps.warmup_s", self.warmup_s, 0.0, 3600.0)
-        _between("steps.timed", self.timed, 1, 1_000_000)
-        _between("steps.val_rows", self.val_rows, 0, 65_536)
+        between("steps.warmup", self.warmup, 0, 100_000)
+        between("steps.warmup_s", self.warmup_s, 0.0, 3600.0)
+        between("steps.timed", self.timed, 1, 1_000_000)
+        between("steps.val_rows", self.val_rows, 0, 65_536)
         if self.slice < 0 or (self.slice and self.timed % (2 * self.slice)):
             detail = f"is {self.slice}; allowed: 0, or a size that cuts {self.timed} timed steps into an even number"
             detail += " of slices"
             raise ConfigError("steps.slice", detail)
-        _between("steps.val_every", self.val_every, 0, self.timed)
+        between("steps.val_every", self.val_every, 0, self.timed)
         if self.val_every and (self.slice or not self.val_rows):
             allowed = "with steps.val_rows above 0 and without steps.slice"
             raise ConfigError("steps.val_every", f"is {self.val_every}; allowed: 0, or a number {allowed}")
@@ -357,9 +201,9 @@ class MeshConfig:
     """Devices that share the tokens of each row (context parallel)."""
 
     def __post_init__(self) -> None:
-        _one_of("mesh.devices", self.devices, MESH_SIZES)
+        one_of("mesh.devices", self.devices, MESH_SIZES)
         for name, value in (("tensor", self.tensor), ("context", self.context)):
-            _one_of(f"mesh.{name}", value, MESH_SIZES)
+            one_of(f"mesh.{name}", value, MESH_SIZES)
         shares = self.tensor * self.context
         if self.devices % shares:
             name = "tensor" if self.tensor > 1 else "context"
@@ -409,22 +253,22 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _between("micro_batch", self.micro_batch, 1, 4096)
+        between("micro_batch", self.micro_batch, 1, 4096)
         if self.micro_batch % self.mesh.data:
             allowed = f"a multiple of the {self.mesh.data} devices that compute different rows"
             raise ConfigError("micro_batch", f"is {self.micro_batch}; allowed: {allowed}")
         if self.data.seq_len % self.mesh.context:
             allowed = f"a number that divides data.seq_len = {self.data.seq_len}"
             raise ConfigError("mesh.context", f"is {self.mesh.context}; allowed: {allowed}")
-        _between("loss_chunk_tokens", self.loss_chunk_tokens, 16, 1_048_576)
-        _between("threads", self.threads, 0, 1024)
+        between("loss_chunk_tokens", self.loss_chunk_tokens, 16, 1_048_576)
+        between("threads", self.threads, 0, 1024)
         if self.model.residual == "bfloat16" and self.dtype != "bfloat16":
             raise ConfigError("model.residual", f"is bfloat16; allowed with dtype {self.dtype}: float32")
         if self.model.norm_kernels == "quack" and self.dtype != "bfloat16":
             raise ConfigError("model.norm_kernels", f"is quack; allowed with dtype {self.dtype}: torch")
         if self.cuda_graph and self.optim.algorithm != "adamw":
             raise ConfigError("cuda_graph", f"is true; allowed with optim.algorithm {self.optim.algorithm}: false")
-        _between("seed", self.seed, 0, MAX_SEED)
+        between("seed", self.seed, 0, MAX_SEED)
 
     @property
     def tokens_per_step(self) -> int:
@@ -518,7 +362,7 @@ def _check_ranks(config: TrainConfig) -> None:
 
 
 def _check_blocks(config: TrainConfig) -> None:
-    whole = sorted(set(config.model.pattern) - set(DIVISIBLE_BLOCKS))
+    whole = sorted(letter for letter in set(config.model.pattern) if BLOCKS[letter].shares is None)
     if whole and config.mesh.tensor * config.mesh.context > 1:
         detail = f"has block {whole[0]!r}, which devices cannot share; allowed with mesh.tensor and mesh.context 1"
         raise ConfigError("model.pattern", detail)
@@ -549,12 +393,9 @@ def check_tensor_geometry(model: HybridConfig, tensor: int) -> None:
     """Raise ConfigError if `tensor` devices cannot share the heads and columns of every layer of `model`."""
     groups = model.mamba.ngroups
     divided = {"tokens of the vocabulary (model.vocab_size)": model.vocab_size}
-    if "M" in model.pattern:
-        divided["mixer heads (model.d_model * expand / headdim)"] = model.num_value_heads
-    if "A" in model.pattern:
-        divided["attention heads (model.attention.num_heads)"] = model.attention.num_heads
-    if "F" in model.pattern:
-        divided["hidden columns of the MLP (model.d_model * mlp_ratio)"] = model.mlp_width
+    for letter in dict.fromkeys(model.pattern):
+        shares = BLOCKS[letter].shares
+        divided |= {} if shares is None else shares(model)
     for name, size in divided.items():
         if size % tensor:
             allowed = ", ".join(str(devices) for devices in MESH_SIZES if size % devices == 0)
@@ -572,11 +413,13 @@ def check_tensor_parallel(config: TrainConfig) -> None:
         return
     check_tensor_geometry(model, tensor)
     lanes = tuple(lane for lane in Lane if lane is not Lane.XLA)
+    latent = model.attention.latent_rank if "A" in model.pattern else 0
     rules: tuple[tuple[str, Any, tuple[Any, ...], str], ...] = (
         ("loss", config.loss, DIVISIBLE_LOSSES, "others need the whole vocabulary on one device"),
         ("model.projections", model.projections, ("as_dtype",), "float8 scales whole rows and columns"),
         ("model.scan.lane", model.scan.lane, lanes, "lane xla divides only the rows of a batch"),
         ("optim.algorithm", config.optim.algorithm, ("adamw",), "Muon makes whole matrices orthogonal"),
+        ("model.attention.latent_rank", latent, (0,), "one latent vector serves the heads of all devices"),
     )
     for name, value, allowed, reason in rules:
         if value not in allowed:

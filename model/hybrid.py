@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ablate.kernels import facts
+from ablate.model.blocks import BLOCKS
 from ablate.model.config import HybridConfig, MambaConfig, TrainConfig
-from ablate.model.counts import BLOCKS
 from ablate.model.facts import ModelFact
 from ablate.model.layers.attention import CausalAttention, Rotary
 from ablate.model.layers.layer_loops import LayerLoops
@@ -25,8 +25,8 @@ from ablate.model.layers.linear import Linear, residual_norm
 
 EMBEDDING_STD = 0.02
 
-_CONSTANTS = {"q_bias": 1.0, "k_bias": 1.0, "zeta": 1.0, "D": 1.0}
-"""Mixer parameters with a constant start. psi and phi start at 1 / R."""
+_CONSTANTS = {"q_bias": 1.0, "k_bias": 1.0, "zeta": 1.0, "D": 1.0, "A_log": 0.0}
+"""Mixer parameters with a constant start. psi and phi start at 1 / R, state_weight at the identity of each head."""
 
 
 Layer = Callable[["ResidualBlock", Tensor, Tensor | None, Tensor, Rotary | None], tuple[Tensor, Tensor]]
@@ -132,12 +132,16 @@ def initialise(model: Hybrid, *, seed: int) -> None:
     the residual stream does not grow with depth. Embedding and head have standard deviation 0.02, so the first loss is
     close to ln(vocabulary).
     """
+    for buffer in model.buffers():
+        buffer.zero_()
     for name, parameter in model.named_parameters():
         leaf = name.rsplit(".", 1)[-1]
         if leaf in ("psi", "phi"):
             parameter.fill_(1 / model.config.mamba.mimo_rank)
         elif leaf in _CONSTANTS:
             parameter.fill_(_CONSTANTS[leaf])
+        elif leaf == "state_weight":
+            parameter.copy_(torch.eye(parameter.shape[1]).expand_as(parameter))
         elif leaf == "dt_bias":
             _step_size_bias(parameter, model.config.mamba, _generator(seed, name))
         elif parameter.dim() == 1:
@@ -150,7 +154,7 @@ def _std(name: str, weight: nn.Parameter, num_blocks: int) -> float:
     if name in ("embedding", "lm_head.weight"):
         return EMBEDDING_STD
     depth = num_blocks if name.endswith("out_proj.weight") else 1
-    return float((weight.shape[1] * depth) ** -0.5)
+    return float((weight[0].numel() * depth) ** -0.5)
 
 
 def _step_size_bias(bias_H: Tensor, mamba: MambaConfig, generator: torch.Generator) -> None:

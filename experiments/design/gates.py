@@ -10,6 +10,7 @@ from typing import Any, get_args
 from ablate.experiments.design.gate import Claim, Facts, Gate, GateValue, replace_fields, show
 from ablate.kernels.backends import Lane
 from ablate.kernels.scan_switches import CHUNK_SIZES, HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanFact
+from ablate.model.block_configs import Balancing, ExpertProducts, Routing
 from ablate.model.config import (
     MESH_SIZES,
     AdamWUpdate,
@@ -318,6 +319,40 @@ _ENTRIES = (
         "lowered step calls, for each layer and pass",
         blind_to="on a GPU whose profiler reports no kernels: everything except the function that was called",
         **_attested_by(ModelFact.ATTENTION),
+    ),
+    Gate(
+        name="routing",
+        question="How fast would the experts be if each got equally many tokens?",
+        values=get_args(Routing),
+        path="model.experts.routing",
+        claim=Claim.CHANGES_MODEL,
+        block="E",
+        proof="the layer that gives tokens to experts records it",
+        blind_to="how even a learned load is, which the facts experts.load and experts.entropy say",
+        **_attested_by(ModelFact.ROUTING),
+    ),
+    Gate(
+        name="balancing",
+        question="Which way to balance the load of experts costs the least loss: a bias or an auxiliary loss?",
+        values=get_args(Balancing),
+        path="model.experts.balancing",
+        claim=Claim.CHANGES_MODEL,
+        block="E",
+        proof="the code that moved the bias after a step of the optimiser, or added the gradient of the loss",
+        blind_to="whether the load became even, which the facts experts.load and experts.entropy say; with routing "
+        "balanced: everything, because nothing depends on it",
+        **_attested_by(ModelFact.BALANCING),
+    ),
+    Gate(
+        name="expert_products",
+        question="Does one grouped product beat a loop over experts?",
+        values=get_args(ExpertProducts),
+        path="model.experts.products",
+        claim=Claim.RE_ASSOCIATES,
+        block="E",
+        proof="the function that multiplies records it",
+        blind_to="which kernels torch chooses for a grouped product",
+        **_attested_by(ModelFact.EXPERT_PRODUCTS),
     ),
     Gate(
         name="projections",

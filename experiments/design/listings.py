@@ -10,7 +10,7 @@ from ablate.experiments.design.gates import GATES
 from ablate.experiments.design.packages import PackageRecipe, installed
 from ablate.experiments.design.recipes import OVERRIDES, RECIPES, Recipe
 from ablate.model.config import BLOCK_KINDS
-from ablate.model.counts import num_parameters
+from ablate.model.counts import active_parameters, num_parameters
 
 
 class GatePublic(BaseModel):
@@ -48,6 +48,8 @@ class RecipeSizes(BaseModel):
     d_model: int
     parameters: int
     """Trainable parameters."""
+    active_parameters: int
+    """Those that one token uses: all but the experts that it does not go to."""
     tokens_per_step: int
     """Rows of a step times tokens of a row."""
 
@@ -153,6 +155,7 @@ def _public(recipe: Recipe) -> RecipePublic:
             layers={kind: config.model.pattern.count(letter) for letter, kind in BLOCK_KINDS.items()},
             d_model=config.model.d_model,
             parameters=num_parameters(config.model),
+            active_parameters=active_parameters(config.model),
             tokens_per_step=config.tokens_per_step,
         ),
         gates={gate.name: gate.read(config) for gate in GATES.values()},

@@ -1,19 +1,22 @@
 """Named, versioned configurations of model, data and optimiser, and the keys that a spec may override."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from ablate.kernels.backends import Lane
 from ablate.kernels.scan_switches import ScanSwitches
+from ablate.model.block_configs import HeadNorm
 from ablate.model.config import (
     BLOCK_KINDS,
     AttentionConfig,
     DataConfig,
     DocumentBorders,
+    ExpertsConfig,
     HybridConfig,
     MambaConfig,
     NormKind,
     OptimConfig,
+    RecurrenceConfig,
     TrainConfig,
 )
 from ablate.model.data.corpus import BUILT_IN
@@ -107,8 +110,48 @@ HYBRID_REF_V6E = Recipe(
     ),
 )
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (HYBRID_TINY, HYBRID_REF_H200, HYBRID_REF_V6E)}
+_NAM56R = TrainConfig(
+    model=HybridConfig(
+        vocab_size=65_536,
+        d_model=3584,
+        pattern=("AEMEAEMEAEMR" * 5)[:52],
+        mlp_ratio=18_944 / 3584,  # the published width of its MLP, though none of its blocks is one
+        mamba=MambaConfig(d_state=64, expand=2, headdim=64, ngroups=8, mimo_rank=4),
+        attention=AttentionConfig(num_heads=56, num_kv_heads=8, rope_theta=500_000.0, backend="fa4"),
+        experts=ExpertsConfig(num_experts=16, top_k=4, width=896, shared_width=1024),
+        recurrence=RecurrenceConfig(num_heads=44, key_width=64, value_width=16, conv_width=4),
+        scan=ScanSwitches(lane=Lane.CUDA),
+    ),
+    data=DataConfig(seq_len=4096, max_corpus_mib=64.0),
+    optim=OptimConfig(learning_rate=3e-4),
+    micro_batch=4,
+    dtype="bfloat16",
+)
+"""Letters, widths and numbers of heads as published. docs/recipes.md says what was not, and how near its counts are."""
+
+NAM56R = Recipe(
+    name="nam56r",
+    version=1,
+    summary="The published geometry NAM56R: 52 blocks of attention, experts, mixers and recurrences, 4.5 B parameters.",
+    node_classes=("h200",),
+    config=_NAM56R,
+)
+
+NAM56R_QUARTER = Recipe(
+    name="nam56r-quarter",
+    version=1,
+    summary="The first 13 of the 52 blocks of nam56r, which train on one H200: 1.4 B parameters.",
+    node_classes=("h200",),
+    config=replace(_NAM56R, model=replace(_NAM56R.model, pattern=_NAM56R.model.pattern[:13])),
+)
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe for recipe in (HYBRID_TINY, HYBRID_REF_H200, HYBRID_REF_V6E, NAM56R_QUARTER, NAM56R)
+}
 """All recipes by name."""
+
+UNPUBLISHED = {"nam52": "NAM52 has no published geometry; its depth of 52 and its 4.1 B parameters make no model"}
+"""Names of models that people ask for, and why they are no recipes."""
 
 
 def _int(path: str, description: str, minimum: int, maximum: int) -> Override:
@@ -149,9 +192,22 @@ OVERRIDES: dict[str, Override] = {
     "dt_min": _float("model.mamba.dt_min", "smallest step size of the mixer at the start", 1e-6, 1.0),
     "dt_max": _float("model.mamba.dt_max", "largest step size of the mixer at the start", 1e-6, 10.0),
     "num_heads": _int("model.attention.num_heads", "attention heads", 1, 256),
+    "num_kv_heads": _int("model.attention.num_kv_heads", "heads of keys and values; 0: as many as num_heads", 0, 256),
+    "qk_norm": _name("model.attention.qk_norm", "norm of the heads of queries and keys", get_args(HeadNorm)),
+    "window": _int("model.attention.window", "tokens that a token sees at most; 0: its document", 0, 1_048_576),
+    "latent_rank": _int("model.attention.latent_rank", "rank of latent attention; 0: none", 0, 4096),
     "rope_theta": _float("model.attention.rope_theta", "base of the rotary periods of attention", 100.0, 1e8),
     "softcap": _float("model.attention.softcap", "attention scores s become c * tanh(s / c); 0 caps nothing", 0.0, 1e4),
     "mlp_ratio": _float("model.mlp_ratio", "hidden width of the MLP as a multiple of d_model", 0.5, 8.0),
+    "num_experts": _int("model.experts.num_experts", "experts of a layer", 1, 1024),
+    "top_k": _int("model.experts.top_k", "experts of a token", 1, 1024),
+    "expert_width": _int("model.experts.width", "hidden width of an expert", 8, 65_536),
+    "shared_width": _int("model.experts.shared_width", "hidden width of the shared expert; 0: none", 0, 262_144),
+    "balance_rate": _float("model.experts.balance_rate", "step of the bias, or factor of the auxiliary loss", 0.0, 1.0),
+    "state_heads": _int("model.recurrence.num_heads", "heads of block R", 1, 1024),
+    "key_width": _int("model.recurrence.key_width", "rows of a state of block R", 1, 1024),
+    "value_width": _int("model.recurrence.value_width", "columns of a state of block R", 1, 256),
+    "conv_width": _int("model.recurrence.conv_width", "tokens that the convolution of block R sees", 1, 16),
     "norm": _name("model.norm", "norm of the residual stream", get_args(NormKind)),
     "vocab_size": _int("model.vocab_size", "tokens in the vocabulary: 256 bytes, end of text, merges", 257, 262_144),
     "learning_rate": _float("optim.learning_rate", "AdamW step size after its warm-up", 1e-8, 1.0),

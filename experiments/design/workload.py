@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from ablate.experiments.credentials import credential, credentials_in, form_of
 from ablate.experiments.design.metrics import METRICS
 from ablate.experiments.design.problems import listed, shown
-from ablate.experiments.design.recipes import RECIPES
+from ablate.experiments.design.recipes import RECIPES, UNPUBLISHED
 from ablate.experiments.design.spec_values import (
     MOST_LETTERS,
     NAME_PATTERN,
@@ -468,6 +468,8 @@ class Workload(SpecPart):
     @field_validator("recipe")
     @classmethod
     def _known(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and value.lower() in UNPUBLISHED:
+            raise refuse(UNPUBLISHED[value.lower()], f"recipes: {listed(RECIPES)}")
         if value is None or of_a_package(info):
             return value
         return one_of(value, RECIPES, f"unknown recipe {shown(value)}; known")

@@ -77,12 +77,13 @@ class PackedRows:
         )
 
 
-def visible_pairs(segment_ids_BS: NDArray[np.int64]) -> int:
-    """Return the pairs of tokens of which one attends to the other or itself: causal, within documents."""
+def visible_pairs(segment_ids_BS: NDArray[np.int64], window: int = 0) -> int:
+    """Return the pairs of tokens of which one attends to the other or itself: causal, within documents and a window."""
     starts_BS = np.ones(segment_ids_BS.shape, dtype=bool)
     starts_BS[:, 1:] = segment_ids_BS[:, 1:] != segment_ids_BS[:, :-1]
     lengths = np.diff(np.append(np.flatnonzero(starts_BS), starts_BS.size))
-    return int((lengths * (lengths + 1) // 2).sum())
+    beyond = (lengths - window).clip(0) if window else np.zeros_like(lengths)  # tokens that do not see the first one
+    return int((lengths * (lengths + 1) // 2 - beyond * (beyond + 1) // 2).sum())
 
 
 def segment_ids(doc_ids_BS: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -40,6 +40,7 @@ from ablate.model.hybrid import Hybrid
 from ablate.model.layers.attention import (
     CausalAttention,
     DocumentEdges,
+    ScoreRules,
     document_runs,
     fa4_attention,
     flash_attention,
@@ -128,12 +129,12 @@ class PieceExchange:
         k_BSHE: Tensor,
         v_BSHE: Tensor,
         segment_ids_BS: Tensor,
-        softcap: float,
+        rules: ScoreRules,
     ) -> Tensor:
         """Return the values [B,S,H,E] of this piece's queries over its own keys and those of earlier pieces."""
         visible = once_per_batch(segment_ids_BS, self._visible_keys)
         k_BKHE, v_BKHE = _EarlierKeys.apply(self, visible, k_BSHE, v_BSHE)  # type: ignore[no-untyped-call]
-        return over_pieces(q_BSHE, k_BKHE, v_BKHE, visible, softcap)
+        return over_pieces(q_BSHE, k_BKHE, v_BKHE, visible, rules)
 
     def send(self, tensor: Tensor, to: int) -> None:
         """Begin to send a contiguous `tensor`, which nobody changes, to a rank of the group."""
@@ -303,22 +304,22 @@ class _EarlierKeys(torch.autograd.Function):
         return None, None, *summed.to(own.dtype).unbind()
 
 
-AttendOverPieces: TypeAlias = Callable[[Tensor, Tensor, Tensor, VisibleKeys, float], Tensor]
-"""(q [B,S,H,E], k, v [B,K,H,E], their documents, softcap) -> attended values [B,S,H,E]."""
+AttendOverPieces: TypeAlias = Callable[[Tensor, Tensor, Tensor, VisibleKeys, ScoreRules], Tensor]
+"""(q [B,S,H,E], k, v [B,K,H,E], their documents, rules) -> attended values [B,S,H,E]."""
 
 
-def _sdpa(q_BSHE: Tensor, k_BKHE: Tensor, v_BKHE: Tensor, visible: VisibleKeys, softcap: float) -> Tensor:
-    return masked_attention(q_BSHE, k_BKHE, v_BKHE, visible.mask, softcap)
+def _sdpa(q_BSHE: Tensor, k_BKHE: Tensor, v_BKHE: Tensor, visible: VisibleKeys, rules: ScoreRules) -> Tensor:
+    return masked_attention(q_BSHE, k_BKHE, v_BKHE, visible.mask, rules)
 
 
-def _flash(q_BSHE: Tensor, k_BKHE: Tensor, v_BKHE: Tensor, visible: VisibleKeys, softcap: float) -> Tensor:
+def _flash(q_BSHE: Tensor, k_BKHE: Tensor, v_BKHE: Tensor, visible: VisibleKeys, rules: ScoreRules) -> Tensor:
     packed = visible.packed
-    return flash_attention(q_BSHE, packed.of(k_BKHE), packed.of(v_BKHE), packed.edges, softcap)
+    return flash_attention(q_BSHE, packed.of(k_BKHE), packed.of(v_BKHE), packed.edges, rules)
 
 
-def _fa4(q_BSHE: Tensor, k_BKHE: Tensor, v_BKHE: Tensor, visible: VisibleKeys, softcap: float) -> Tensor:
+def _fa4(q_BSHE: Tensor, k_BKHE: Tensor, v_BKHE: Tensor, visible: VisibleKeys, rules: ScoreRules) -> Tensor:
     packed = visible.packed
-    return fa4_attention(q_BSHE, packed.of(k_BKHE), packed.of(v_BKHE), packed.edges, softcap)
+    return fa4_attention(q_BSHE, packed.of(k_BKHE), packed.of(v_BKHE), packed.edges, rules)
 
 
 ATTEND_OVER_PIECES: dict[str, AttendOverPieces] = {"sdpa": _sdpa, "flash": _flash, "fa4": _fa4}

@@ -1,8 +1,9 @@
 """Tensor parallel: each rank of a group computes some heads and columns of every layer.
 
     M  z, x, B, C, dd_dt, dd_A and trap of some heads and their groups; the per-head parameters; out_proj by columns
-    A  queries, keys and values of some heads; out_proj by columns
+    A  queries, keys and values of some heads; out_proj by columns. Latent attention is refused
     F  some hidden columns: gate, up and out_proj
+    E  some hidden columns of each expert and of the shared one; every rank routes all tokens
     head  the logits of some tokens of the vocabulary (`vocabulary.py`)
 
 `divide_layers` keeps this rank's slices of a whole model, so a divided start equals an undivided one. Hidden states
@@ -12,9 +13,10 @@ input projection adds up the partial gradients of its input.
 Gradients need no work after the backward pass. Each parameter is of one of three kinds:
 
     slices      the weights above: the gradient is the same slice of the whole gradient
-    whole       embedding, norms of the residual stream: every rank computes the whole gradient
-    shared      the projection of the angles, k_norm and q_norm, and B and C if there are fewer groups than ranks: each
-                rank uses the whole parameter for its own heads, and the backward pass adds up the partial gradients
+    whole       embedding, norms of the residual stream, routers: every rank computes the whole gradient
+    shared      the projection of the angles, k_norm and q_norm (of M and of A), and B and C if there are fewer groups
+                than ranks: each rank uses the whole parameter for its own heads, and the backward pass adds up the
+                partial gradients
 
 The embedding is not divided: its lookup needs no product, and the sum over ranks of a divided lookup would be [B,S,D]
 in float32. Ranks with different tokens can still divide it with its state (FSDP).
@@ -32,6 +34,7 @@ from torch.nn import functional
 from ablate.model.config import HybridConfig, check_tensor_geometry
 from ablate.model.hybrid import Hybrid
 from ablate.model.layers.attention import CausalAttention
+from ablate.model.layers.experts import ExpertMaps, Experts
 from ablate.model.layers.linear import NORM_EPS, GatedMLP, Linear, RMSNorm
 from ablate.model.layers.mamba3 import InputProjection, Mamba3
 from ablate.model.parallel.ranks import Group, Ranks, summed, summed_gradient
@@ -97,14 +100,15 @@ class _Divider:
         if isinstance(mixer, Mamba3):
             self._mamba(mixer)
         elif isinstance(mixer, CausalAttention):
-            self._columns(mixer.qkv_proj, parts=3)
-            self._rows(mixer.out_proj)
-            mixer.num_heads //= self._group.size
+            self._attention(mixer)
         elif isinstance(mixer, GatedMLP):
-            self._columns(mixer.up_proj, parts=2)
+            self._columns(mixer.up_proj, [len(mixer.up_proj.weight) // 2] * 2)
             self._rows(mixer.out_proj)
+        elif isinstance(mixer, Experts):
+            self._experts(mixer.maps)
         else:
-            raise TypeError(f"{type(mixer).__name__} cannot be divided; allowed: Mamba3, CausalAttention, GatedMLP")
+            allowed = "Mamba3, CausalAttention, GatedMLP, Experts"
+            raise TypeError(f"{type(mixer).__name__} cannot be divided; allowed: {allowed}")
 
     def slice(self, whole: Tensor, axis: int = 0) -> nn.Parameter:
         """Return this rank's share of `whole` along `axis` as a parameter."""
@@ -114,10 +118,30 @@ class _Divider:
         self.slices.append(nn.Parameter(part.clone(memory_format=torch.contiguous_format)))
         return self.slices[-1]
 
-    def _columns(self, linear: Linear, parts: int) -> None:
-        """Keep this rank's share of each of the equal `parts` of the outputs."""
-        weight_PXD = linear.weight.detach().view(parts, -1, linear.weight.shape[1])
-        linear.weight = self._keep(self._group.part(weight_PXD, 1).flatten(0, 1))
+    def _attention(self, mixer: CausalAttention) -> None:
+        heads = (mixer.num_heads, mixer.num_kv_heads, mixer.num_kv_heads)
+        self._columns(mixer.qkv_proj, [number * mixer.head_width for number in heads])
+        self._rows(mixer.out_proj)
+        mixer.num_heads, mixer.num_kv_heads = (number // self._group.size for number in heads[:2])
+        if mixer.q_norm is not None and mixer.k_norm is not None:
+            norms = (mixer.q_norm, mixer.k_norm)
+            mixer.q_norm, mixer.k_norm = (SharedRMSNorm(norm.weight, self._group) for norm in norms)
+
+    def _experts(self, maps: ExpertMaps) -> None:
+        """Keep some hidden columns of each expert. The whole layer has one sum, and so have its gradients."""
+        up_XFD = maps.up_proj.weight.detach().view(maps.num_experts, -1, maps.up_proj.weight.shape[1])
+        maps.up_proj.weight = self._keep(self._group.part(up_XFD, 1).flatten(0, 1))
+        maps.out_proj.weight = self.slice(maps.out_proj.weight, axis=1)
+        if maps.shared_up_proj is not None and maps.shared_out_proj is not None:
+            maps.shared_up_proj.weight = self.slice(maps.shared_up_proj.weight)
+            maps.shared_out_proj.weight = self.slice(maps.shared_out_proj.weight, axis=1)
+        maps.register_forward_pre_hook(_sums_gradients_of_inputs(self._group))
+        maps.register_forward_hook(_sums_output(self._group))
+
+    def _columns(self, linear: Linear, parts: list[int]) -> None:
+        """Keep this rank's share of each of the parts of the outputs, whose sizes are `parts`."""
+        weights = torch.split(linear.weight.detach(), parts)
+        linear.weight = self._keep(torch.cat([self._group.part(weight, 0) for weight in weights]))
         linear.register_forward_pre_hook(_sums_gradient_of_input(self._group))
 
     def _rows(self, linear: Linear) -> None:
@@ -139,6 +163,13 @@ class _Divider:
 def _sums_gradient_of_input(group: Group) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Tensor]]:
     def hook(linear: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:
         return (summed_gradient(inputs[0].to(linear.compute_dtype), group),)  # the sum in the compute dtype
+
+    return hook
+
+
+def _sums_gradients_of_inputs(group: Group) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+    def hook(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(summed_gradient(x, group) if x.is_floating_point() else x for x in inputs)
 
     return hook
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ablate.model.config import OptimConfig
 from ablate.model.hybrid import Hybrid
+from ablate.model.layers.experts import experts_of
 from ablate.model.layers.linear import Linear
 from ablate.model.training.compiled_adamw import CompiledAdamW
 
@@ -38,8 +39,16 @@ def optimizer_of(model: Hybrid, config: OptimConfig, *, capturable: bool = False
     """Return the optimiser of `config` for the parameters of `model` that need gradients.
 
     A `capturable` one can be recorded in a CUDA graph: its learning rate is a tensor. With `compiled` updates the
-    weights of the model's blocks are rounded to their compute dtype.
+    weights of the model's blocks are rounded to their compute dtype. A step also ends that of mixtures of experts.
     """
+    optimizer = _optimizer_of(model, config, capturable=capturable)
+    inner = optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer.adamw
+    for layer in experts_of(model):
+        inner.register_step_post_hook(layer.end_step)
+    return optimizer
+
+
+def _optimizer_of(model: Hybrid, config: OptimConfig, *, capturable: bool) -> AnyOptimizer:
     if config.algorithm == "muon":
         return MuonAndAdamW(model.named_parameters(), config)
     make = partial(adamw, config=config, capturable=capturable)

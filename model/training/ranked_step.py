@@ -20,6 +20,7 @@ from ablate.model.config import TrainConfig
 from ablate.model.data.packing import Batch
 from ablate.model.facts import ModelFact
 from ablate.model.hybrid import Hybrid
+from ablate.model.layers.experts import experts_of
 from ablate.model.parallel.context import row_piece, spread_rows
 from ablate.model.parallel.data import ModelWithLoss, average_whole, local, sharding_of, share_parameters
 from ablate.model.parallel.ranks import Group, Ranks
@@ -48,6 +49,8 @@ class RankedStep(OneDevice):
         self.is_first, self.world = ranks.rank == 0, ranks.world
         whole = _sizes(model)
         self.num_parameters = sum(whole.values())
+        for layer in experts_of(model):
+            layer.rows = ranks.rows
         self._slices = divide_layers(model, ranks)
         self._exchange = spread_rows(model, ranks)
         self._divided_by = max(whole[name] // size for name, size in _sizes(model).items() if name in whole)
@@ -124,7 +127,8 @@ class RankedStep(OneDevice):
     def record(self) -> None:
         """Record how the parameters lie on the ranks, and how many ranks there are."""
         if self.config.mesh.copies > 1:
-            for kind in sharding_of(parameter for parameter in self.parameters if parameter.ndim == 2):
+            routers = {layer.router for layer in experts_of(self.model)}  # whole on every rank
+            for kind in sharding_of(p for p in self.parameters if p.ndim == 2 and p not in routers):
                 facts.record(ModelFact.SHARDING, kind)
         facts.record(ModelFact.TENSOR, self._divided_by)
         facts.record(ModelFact.MESH_DEVICES, self.world)

@@ -38,6 +38,7 @@ from ablate.model.data.dataset import Dataset
 from ablate.model.data.packing import Batch, visible_pairs
 from ablate.model.errors import DataError, NonFiniteLoss, StillCompiling
 from ablate.model.facts import ModelFact
+from ablate.model.layers.experts import load_facts
 from ablate.model.layers.linear import Linear, QuackRMSNorm, RMSNorm
 from ablate.model.measurements import Phase, ProfiledStep, Step, TrialMeasurements, Validation
 from ablate.model.parallel.ranks import Ranks
@@ -235,6 +236,7 @@ def _run_steps(
                     trainer.validate_after(index, load)
         shares = load.shares()
     others.run(load)
+    observed.update(trainer.expert_load)
     observed[ModelFact.CUDA_GRAPH] = trainer.replays >= trainer.config.steps.timed
     return tuple(records), observed, shares
 
@@ -361,6 +363,11 @@ class _Trainer:
         loss = batch_loss(self._forward, self._model.lm_head.weight, batch, self.config)
         return update(loss, self.parameters, self._optimizer, self.config)
 
+    @property
+    def expert_load(self) -> dict[str, facts.Fact]:
+        """Load of the experts in the last step."""
+        return dict(load_facts(self._model, self.config.mesh.copies))
+
     def record_graph(self) -> None:
         """Record the step as a CUDA graph, if the config says so, for all later steps. Raises KernelUnsupported."""
         if not self.config.cuda_graph:
@@ -409,7 +416,8 @@ class _Trainer:
     def mean_pairs(self) -> float:
         """Return the mean of `visible_pairs` over the batches of the window."""
         timed = range(1 + self.config.steps.warmup, self.config.steps.total)
-        return sum(visible_pairs(self._batch(index).segment_ids) for index in timed) / len(timed)
+        window = self.config.model.attention.window
+        return sum(visible_pairs(self._batch(index).segment_ids, window) for index in timed) / len(timed)
 
     def processor_s(self) -> float:
         """Return the processor time of all processes of the step."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from ablate.experiments.design.gate import show
 from ablate.experiments.design.listings import RecipePublic, public_recipes
+from ablate.model.blocks import BLOCKS
 from ablate.service.cli.commands.catalog.recipes import layers, meant_for
 
 _HEAD = """\
@@ -16,6 +17,49 @@ A recipe is a model, its data and its optimiser under a name and a version. A sp
 `workload.recipe`, changes its values for all arms under `workload.overrides` or for one variant under
 `variants.NAME.overrides` ([list](spec.md#overrides)), and switches gates per arm. A metric compares only arms of equal
 work ([quality.md](quality.md#what-must-be-equal)).
+"""
+_BLOCKS_HEAD = """
+## Blocks
+
+A pattern has one letter for each residual block.
+"""
+_BLOCKS = """
+- **A** can share heads of keys and values between heads of queries (`num_kv_heads`), norm its heads (`qk_norm`), see
+  the last tokens only (`window`), cap its scores (`softcap`), and make keys and values of one narrow vector a token
+  (`latent_rank`). [gates.md](gates.md#attention) names the back ends; `cudnn` has no window, and only `sdpa` and
+  `fa4` cap scores. Tensor parallel divides heads of keys, too, and refuses latent attention.
+- **E** drops no token. Its router computes in float32. An expert is two matrices with a squared positive part between
+  them. Receipts have the load of the last timed step as facts: `experts.load` (busiest expert, in units of the mean),
+  `experts.entropy` (1 is even) and `experts.dropped` (0). Published speeds of such models force an even load: the
+  gate [`routing`](gates.md#routing) with value `balanced` measures that, and trains no model. The auxiliary loss acts
+  by its gradient and is in no reported loss. Muon is refused. Experts are not spread over devices (expert parallel):
+  `fsdp` gathers the experts of a block like its other matrices, and tensor parallel divides the columns of each.
+- **R** is a loop over tokens in torch's operations. It runs on any device and is slow on all of them, because its
+  state passes through a tanh at every token. It has no kernel: gate `lane` chooses that of block M alone, and torch's
+  compiler leaves the loop out of its graphs.
+
+## NAM56R
+
+The letters, widths and numbers of heads of `nam56r` are published, and so are 4.73 B parameters, of which a token
+uses 3.03 B. The difference of the two fits experts of two matrices (1.696 B against 1.70 B), not of three. The rest
+does not fit: the published geometry gives 4.519 B (-4.5 %) and 2.823 B (-6.8 %) here. The nearest reading is
+`d_state: 128`, which the published runs had and the published recipe has not: 4.711 B (-0.4 %) and 3.016 B (-0.5 %).
+With `latent_rank: 64` in place of shared heads both are smaller (4.480 B and 2.785 B). The published runs had sparse
+attention in 9 of 13 blocks, which Ablate has not.
+
+`nam56r-quarter` has the first 13 of the 52 blocks, `AEMEAEMEAEMRA`, because the published rule repeats the pattern to
+a depth. The published speed is 289 TFLOP/s on each of 8 H200 in bf16, 29 % of the peak. This gives ours on one H200,
+by model FLOPs and by useful FLOPs; nobody has run it yet:
+
+<!-- not run: needs an H200 -->
+```
+python -m tests.bench.step --out step.jsonl --recipe nam56r-quarter --rows 4 --documents 4096 \\
+    --set compile=true,routing=balanced --set compile=true,routing=learned
+```
+
+The loop of its one block R will hide much of the rest; `--pattern AEMEAEMEAEMMA` replaces it by a mixer.
+
+NAM52 has no published geometry and is refused.
 """
 _GATES = """
 ## Gates
@@ -35,6 +79,7 @@ def recipes_page() -> str:
         [
             f"{_HEAD}\n{_table(('recipe', 'version', 'runs on', 'summary'), summaries)}",
             f"\n## Sizes\n\n{_table(('', *names), _sizes(rows))}",
+            f"{_BLOCKS_HEAD}\n{_table(('letter', 'block', 'refused'), _blocks())}{_BLOCKS}",
             f"{_GATES}\n{_table(('gate', *names), _gates(rows))}",
         ]
     )
@@ -45,7 +90,18 @@ def _sizes(rows: list[RecipePublic]) -> Iterator[tuple[str, ...]]:
     yield "layers", *map(layers, rows)
     yield "`d_model`", *(f"{one.d_model:,}" for one in sizes)
     yield "parameters", *(f"{one.parameters:,}" for one in sizes)
+    yield "parameters that a token uses", *(f"{one.active_parameters:,}" for one in sizes)
     yield "tokens per step", *(f"{one.tokens_per_step:,}" for one in sizes)
+
+
+def _blocks() -> Iterator[tuple[str, ...]]:
+    for letter, kind in BLOCKS.items():
+        refused = {
+            "`tensor_parallel` and `context_parallel`": kind.shares is None,
+            "projections in float8": kind.widths is None,
+            "lane xla": not kind.on_xla,
+        }
+        yield f"`{letter}`", kind.name, ", ".join(name for name, is_refused in refused.items() if is_refused)
 
 
 def _gates(rows: list[RecipePublic]) -> Iterator[tuple[str, ...]]:

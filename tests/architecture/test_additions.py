@@ -85,6 +85,7 @@ def test_a_gate_is_one_entry() -> None:
 
 BLOCK = """
     "L": BlockKind(
+        name="one matrix",
         module="one_matrix:OneMatrix",
         parameters=lambda model: model.d_model**2,
         flops=lambda model, _seq_len: 2 * model.d_model**2,
@@ -93,6 +94,9 @@ BLOCK = """
 WITH_THE_BLOCK = """
 import torch
 from ablate.experiments.design.listings import public_recipes
+from ablate.kernels.backends import Lane
+from ablate.kernels.scan_switches import ScanSwitches
+from ablate.model.back_end_limits import check_back_ends
 from ablate.model.config import HybridConfig, MeshConfig, TrainConfig, check_mesh
 from ablate.model.counts import forward_flops_per_token, num_parameters
 from ablate.model.errors import ConfigError
@@ -126,17 +130,18 @@ except ConfigError as error:
     assert "has block 'L', which devices cannot share" in str(error), error
 else:
     raise AssertionError("devices cannot share the block")
+for words, changes in (("cannot do", {"projections": "fp8"}), ("lane xla", {"scan": ScanSwitches(lane=Lane.XLA)})):
+    try:
+        check_back_ends(TrainConfig(model=HybridConfig(pattern="L", **changes)))
+    except ConfigError as error:
+        assert "block 'L' (one matrix)" in str(error) and words in str(error), error
+    else:
+        raise AssertionError(words)
 """
 
 
 def test_a_block_letter_is_a_module_and_an_entry() -> None:
-    run_with(
-        {
-            "model/counts.py": ("BLOCKS: dict[str, BlockKind] = {", BLOCK),
-            "model/config.py": ("BLOCK_KINDS = {", '"L": "one matrix", '),
-        },
-        WITH_THE_BLOCK,
-    )
+    run_with({"model/blocks.py": ("BLOCKS: dict[str, BlockKind] = {", BLOCK)}, WITH_THE_BLOCK)
 
 
 FAILURE = '\n    MELTED = "melted", FailureRule(2, (3.0,), final_when=FinalWhen.ARM, outcome=Outcome.INVALID)\n'

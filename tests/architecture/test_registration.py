@@ -15,8 +15,6 @@ from ablate.experiments.design import recipes
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.reporting.pictures import registry
 from ablate.experiments.reporting.pictures.drawing import Picture
-from ablate.model.config import BLOCK_KINDS
-from ablate.model.counts import BLOCKS
 from ablate.service import routes
 from ablate.service.client.settings import ClientSettings
 from ablate.service.settings import ServiceSettings
@@ -87,10 +85,6 @@ def test_every_picture_is_shown() -> None:
 def test_every_recipe_can_be_asked_for() -> None:
     made = [value for value in vars(recipes).values() if isinstance(value, recipes.Recipe)]
     assert {recipe.name for recipe in made} == set(recipes.RECIPES)
-
-
-def test_every_letter_of_a_pattern_is_declared_everywhere() -> None:
-    assert set(BLOCK_KINDS) == set(BLOCKS)
 
 
 NEW_MEASUREMENT = """

@@ -1,15 +1,15 @@
 """Where the time of a training step goes on this GPU, for one set of gates after another.
 
-Usage: python -m tests.bench.step --out FILE [--set gate=value,gate=value]... [--pattern P] [--rows B] [--tokens S]
-[--documents MEAN] [--steps N] [--ranks N]
+Usage: python -m tests.bench.step --out FILE [--set gate=value,gate=value]... [--recipe NAME] [--pattern P] [--rows B]
+[--tokens S] [--documents MEAN] [--steps N] [--ranks N]
 
 With --ranks every set is trained by N processes, each on the GPU of its number, with `--rows` rows for each device that
 has rows of its own; otherwise by this process.
 
-The model has width 2048 and 64 value heads; without a pattern it is the hybrid of 841 million parameters. Rows hold
-random tokens in documents of MEAN tokens on average. Each set is trained by the trainer of a trial. One JSON line per
-set: median step, tokens/s of all devices, peak memory of one, the seconds from the start of the processes to the end of
-the first step, and the milliseconds of a profiled step by group of kernels.
+The model has width 2048 and 64 value heads; without a pattern it is the hybrid of 841 million parameters. `--recipe`
+trains a recipe as it is. Rows hold random tokens in documents of MEAN tokens on average. Each set is trained by the
+trainer of a trial. One JSON line per set: median step, tokens/s of all devices, peak memory of one, the seconds from
+the start of the processes to the end of the first step, and the milliseconds of a profiled step by group of kernels.
 """
 
 import argparse
@@ -64,7 +64,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="step", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--set", action="append", default=[], help="gates as gate=value,gate=value; may be repeated")
-    parser.add_argument("--pattern", default=HYBRID)
+    parser.add_argument("--recipe", choices=[*RECIPES], help="train this recipe in place of the hybrid of 841 million")
+    parser.add_argument("--pattern", help="blocks in place of the model's")
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--documents", type=int, default=1024, help="mean tokens of a document")
@@ -81,7 +82,7 @@ def main() -> None:
     dataset = _rows_of_random_tokens(num_rows, options.tokens, options.documents)
     for gates, config in sets:
         began = time.monotonic()
-        row: dict[str, Any] = {"gates": gates, "pattern": options.pattern, "rows": options.rows}
+        row: dict[str, Any] = {"gates": gates, "pattern": config.model.pattern, "rows": options.rows}
         row |= {"tokens": options.tokens, "documents": options.documents, "ranks": options.ranks}
         try:
             if options.ranks > 1:
@@ -103,11 +104,13 @@ def main() -> None:
 
 
 def _config(options: argparse.Namespace, gates: str) -> TrainConfig:
-    config = RECIPES["hybrid-ref-h200"].config
-    attention = replace(config.model.attention, num_heads=16)
+    config = RECIPES[options.recipe or "hybrid-ref-h200"].config
+    model = config.model
+    if options.recipe is None:
+        model = replace(model, d_model=2048, pattern=HYBRID, attention=replace(model.attention, num_heads=16))
     config = replace(
         config,
-        model=replace(config.model, d_model=2048, pattern=options.pattern, attention=attention),
+        model=replace(model, pattern=options.pattern or model.pattern),
         data=replace(config.data, seq_len=options.tokens),
         steps=StepsConfig(warmup=3, timed=options.steps, val_rows=0),
         micro_batch=options.rows,
@@ -157,7 +160,12 @@ def _trained(config: TrainConfig, dataset: Dataset, ranks: Ranks | None = None) 
         "tokens_per_s": round(config.tokens_per_step / seconds),
         "peak_gib": round(result.peak_allocated_bytes / 2**30, 2),
         "parameters_m": round(result.parameters / 1e6),
+        "active_parameters_m": round(counts.active_parameters(config.model) / 1e6),
         "model_tflop": round(counts.step_flops(config) / 1e12, 2),
+        "model_tflop_per_s_and_gpu": round(counts.step_flops(config) / seconds / 1e12 / config.mesh.devices, 1),
+        "useful_tflop_per_s_and_gpu": round(
+            (result.document_flops_per_step or 0.0) / seconds / 1e12 / config.mesh.devices, 1
+        ),
         "loss_first_last": [result.steps[0].loss, result.steps[-1].loss],
         "compile_s": round(result.compile_s, 1),
         "facts": {name: value for name, value in result.facts.items() if not name.startswith("scan.")},

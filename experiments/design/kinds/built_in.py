@@ -22,6 +22,7 @@ from ablate.experiments.outcomes import BASELINE
 from ablate.kernels.backends import Lane, NodeClass
 from ablate.kernels.scan_switches import CHUNK_SIZES
 from ablate.model.back_end_limits import check_back_ends
+from ablate.model.blocks import BLOCKS
 from ablate.model.config import (
     BLOCK_KINDS,
     DIVISIBLE_ATTENTION,
@@ -31,7 +32,7 @@ from ablate.model.config import (
     generates_code,
     layer_runs,
 )
-from ablate.model.counts import BLOCKS, num_parameters, step_flops
+from ablate.model.counts import num_parameters, step_flops
 from ablate.model.data.corpus import BUILT_IN
 from ablate.model.errors import ConfigError
 

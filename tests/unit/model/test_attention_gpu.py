@@ -3,22 +3,23 @@
 import pytest
 import torch
 
-from ablate.model.back_end_limits import FA4_WIDTHS
-from ablate.model.layers.attention import ATTEND
+from ablate.model.back_end_limits import FA4_WIDTHS, NEVER_CAPPED, NO_WINDOW
+from ablate.model.layers.attention import ATTEND, PLAIN, ScoreRules
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # packages of kernels warn about their own parts
 
 
-def operands(batch, length, documents):
+def operands(batch, length, documents, kv_heads=4):
     generator = torch.Generator(device="cuda").manual_seed(length)
     q, k, v = torch.randn(3, batch, length, 4, 64, generator=generator, device="cuda", dtype=torch.bfloat16)
+    k, v = k[:, :, :kv_heads].contiguous(), v[:, :, :kv_heads].contiguous()
     cuts = torch.rand(batch, length, generator=generator, device="cuda").argsort(1)[:, : documents - 1]
     ids_BS = torch.zeros(batch, length, dtype=torch.int64, device="cuda").scatter_(1, cuts, 1).cumsum(1)
     return [t.requires_grad_() for t in (q, k, v)], ids_BS
 
 
-def results(attend, leaves, ids_BS, width=64):
-    out = attend(*leaves, ids_BS)
+def results(attend, leaves, ids_BS, width=64, rules=PLAIN):
+    out = attend(*leaves, ids_BS, rules)
     grads = torch.autograd.grad(out, leaves, torch.ones_like(out) * torch.linspace(-1, 1, width, device="cuda").to(out))
     return [out.detach().double(), *(grad.double() for grad in grads)]
 
@@ -33,9 +34,23 @@ def test_values_and_gradients_match_float64(backend, documents, length):
     compare(backend, leaves, ids_BS)
 
 
-def compare(backend, leaves, ids_BS):
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 1), (0.0, 129), (2.0, 0), (2.0, 50)])
+@pytest.mark.parametrize("backend", ["sdpa", "flash", "fa4", "cudnn", "flex"])
+def test_shared_heads_windows_and_capped_scores_match_float64(backend, softcap, window, kv_heads):
+    if (softcap and backend in NEVER_CAPPED) or (window and backend in NO_WINDOW):
+        pytest.skip("refused")
+    if backend == "fa4":
+        pytest.importorskip("flash_attn.cute")
+    for length, documents in ((300, 1), (700, 6)):
+        leaves, ids_BS = operands(2, length, documents, kv_heads)
+        compare(backend, leaves, ids_BS, ScoreRules(softcap, window))
+
+
+def compare(backend, leaves, ids_BS, rules=PLAIN):
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    for got, want in zip(results(ATTEND[backend], leaves, ids_BS), results(ATTEND["sdpa"], wide, ids_BS), strict=True):
+    both = (results(ATTEND[name], own, ids_BS, rules=rules) for name, own in ((backend, leaves), ("sdpa", wide)))
+    for got, want in zip(*both, strict=True):
         assert float((got - want).abs().max() / want.abs().max()) < 0.012
 
 

@@ -59,6 +59,9 @@ def test_float8_is_refused_exactly_where_a_layer_would(seed: int) -> None:
         "model.pattern": chance.choice(("F", "A", "M", "MFA", "AF")),
         "model.d_model": chance.choice((32, 32, 64, 40)),
         "model.attention.num_heads": 4,
+        **chance.choice(
+            ({}, {"model.attention.num_kv_heads": 2}, {"model.attention.latent_rank": chance.choice((16, 8))})
+        ),
         "model.mamba.headdim": chance.choice((8, 16)),
         "model.mamba.mimo_rank": chance.choice((1, 2)),
         "model.mlp_ratio": chance.choice((2.0, 2.0, 1.5, 2.7)),
@@ -66,6 +69,8 @@ def test_float8_is_refused_exactly_where_a_layer_would(seed: int) -> None:
         "micro_batch": chance.choice((1, 2, 4)),
         "steps.val_rows": chance.choice((0, 3, 4, 5)),
     }
+    if changes["model.d_model"] == 40:  # half of a head has an odd width
+        changes.pop("model.attention.latent_rank", None)
     config = replace_fields(BASE, changes)
     batches = {config.micro_batch}
     batches |= {
@@ -78,10 +83,11 @@ def test_float8_is_refused_exactly_where_a_layer_would(seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("softcap", [0.0, 30.0])
+@pytest.mark.parametrize("window", [0, 7])
 @pytest.mark.parametrize("heads", [4, 5])
 @pytest.mark.parametrize("backend", ["flash", "fa4", "cudnn", "flex", "sdpa"])
 def test_attention_is_refused_exactly_where_the_layer_would(
-    monkeypatch: pytest.MonkeyPatch, backend: str, heads: int, softcap: float, dtype: str
+    monkeypatch: pytest.MonkeyPatch, backend: str, heads: int, softcap: float, window: int, dtype: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
     monkeypatch.setattr(attention, "find_spec", lambda _name: object())
@@ -92,7 +98,7 @@ def test_attention_is_refused_exactly_where_the_layer_would(
         model=replace(
             BASE.model,
             d_model=width * heads * 2,
-            attention=AttentionConfig(num_heads=2 * heads, backend=backend, softcap=softcap),
+            attention=AttentionConfig(num_heads=2 * heads, backend=backend, softcap=softcap, window=window),
             pattern="A",
         ),
     )
@@ -101,13 +107,14 @@ def test_attention_is_refused_exactly_where_the_layer_would(
     refused = False
     if backend != "sdpa":
         try:
-            attention._need_gpu(backend, q, dtypes, softcap)
+            attention._need_gpu(backend, q, dtypes, attention.ScoreRules(softcap, window))
         except KernelUnsupported:
             refused = True
         refused |= backend == "fa4" and attention._fa4_problem(q) is not None
     assert is_refused(config) is refused
     assert not is_refused(replace_fields(config, {"model.pattern": "M"}))
-    assert not is_refused(replace_fields(config, {"model.scan.lane": Lane.XLA}))
+    on_xla = is_refused(replace_fields(config, {"model.scan.lane": Lane.XLA}))
+    assert on_xla is (window > 0 and backend != "sdpa")
 
 
 def test_recorded_steps_take_every_loss_that_stays_on_the_gpu() -> None:

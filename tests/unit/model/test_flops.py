@@ -9,7 +9,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from ablate.kernels.mamba3_mimo import mamba3_mimo
 from ablate.kernels.scan_switches import ScanSwitches
 from ablate.model import counts
-from ablate.model.config import BLOCK_KINDS, AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
+from ablate.model.blocks import scan_flops
+from ablate.model.config import (
+    BLOCK_KINDS,
+    AttentionConfig,
+    DataConfig,
+    ExpertsConfig,
+    HybridConfig,
+    MambaConfig,
+    TrainConfig,
+)
 from ablate.model.hybrid import build
 from ablate.model.training.loss import cross_entropy
 from tests.scan_inputs import ScanSizes, random_inputs
@@ -21,6 +30,7 @@ MODEL = HybridConfig(
     mlp_ratio=1.5,
     mamba=MambaConfig(d_state=16, headdim=16, ngroups=2, mimo_rank=2),
     attention=AttentionConfig(num_heads=4),
+    experts=ExpertsConfig(products="loop"),  # torch counts no grouped products
     scan=ScanSwitches(chunk_size=16),
 )
 BATCH, LENGTH = 2, 64
@@ -48,12 +58,30 @@ def counted_scan(chunk_size=16):
 @pytest.mark.parametrize("pattern", [*sorted(set(BLOCK_KINDS) - {"M"}), "FAF"])
 def test_forward_flops_equal_counted_matmuls(pattern):
     model = replace(MODEL, pattern=pattern)
+    weighted_sums = 2 * model.experts.top_k * model.d_model * pattern.count("E")  # torch counts them as products
+    counted = counted_forward(model) - weighted_sums * BATCH * LENGTH
+    assert counts.forward_flops_per_token(model, LENGTH) * BATCH * LENGTH == counted
+
+
+@pytest.mark.parametrize("own", [{"num_kv_heads": 2, "qk_norm": "rms"}, {"latent_rank": 5}], ids=["shared", "latent"])
+def test_forward_flops_of_kinds_of_attention_equal_counted_matmuls(own):
+    model = replace(MODEL, pattern="A", attention=AttentionConfig(num_heads=4, **own))
     assert counts.forward_flops_per_token(model, LENGTH) * BATCH * LENGTH == counted_forward(model)
+
+
+@pytest.mark.parametrize(("window", "seen"), [(0, 64), (1, 1), (16, 16), (64, 64), (100, 64)])
+def test_a_window_counts_the_scores_inside_of_it(window, seen):
+    plain = replace(MODEL, pattern="AA")
+    model = replace(plain, attention=replace(plain.attention, window=window))
+    saved = counts.forward_flops_per_token(plain, LENGTH) - counts.forward_flops_per_token(model, LENGTH)
+    assert saved == 2 * 2 * 2 * MODEL.d_model * (LENGTH - seen)
+    config = TrainConfig(model=model, data=DataConfig(seq_len=LENGTH), micro_batch=BATCH)
+    assert counts.document_flops(config, BATCH * LENGTH * seen) == counts.step_flops(config)
 
 
 def test_forward_flops_equal_counted_matmuls_outside_the_scan():
     tokens = BATCH * LENGTH
-    analytic = (counts.forward_flops_per_token(MODEL, LENGTH) - counts.scan_flops(MODEL)) * tokens
+    analytic = (counts.forward_flops_per_token(MODEL, LENGTH) - scan_flops(MODEL)) * tokens
     assert analytic == counted_forward(MODEL) - counted_scan()
 
 
@@ -61,7 +89,7 @@ def test_forward_flops_equal_counted_matmuls_outside_the_scan():
 def test_scan_flops_are_the_least_and_the_chunks_add_the_stated_rest(chunk_size):
     heads, ranks, rows = 8, 2, 2 * chunk_size
     extra = heads * ranks * 2 * rows * (16 + 16)
-    assert counted_scan(chunk_size) == (counts.scan_flops(MODEL) + extra) * BATCH * LENGTH
+    assert counted_scan(chunk_size) == (scan_flops(MODEL) + extra) * BATCH * LENGTH
 
 
 def test_step_flops_is_three_forwards_of_all_tokens():

@@ -19,10 +19,11 @@ from ablate.kernels.backends import Lane
 from ablate.kernels.mamba3_mimo import ScanInputs
 from ablate.kernels.xla.graph import Graph
 from ablate.model import hybrid
-from ablate.model.config import StepsConfig, TrainConfig
+from ablate.model.config import HybridConfig, StepsConfig, TrainConfig
 from ablate.model.data.dataset import Dataset
 from ablate.model.facts import ModelFact
 from ablate.model.layers import attention
+from ablate.model.layers.experts import Experts
 from ablate.model.training import compiled_adamw, loss, mesh, traced_step, train
 from tests.unit.model.test_train import config_for, run
 
@@ -93,6 +94,20 @@ def another_model(**changes: Any) -> Plant:
     return plant
 
 
+def other_experts(**changes: Any) -> Plant:
+    """The mixtures of experts have these settings, whatever they are asked."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        plain = Experts.__init__
+
+        def lie(self: Experts, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
+            plain(self, replace(config, experts=replace(config.experts, **changes)), compute_dtype=compute_dtype)
+
+        patch.setattr(Experts, "__init__", lie)
+
+    return plant
+
+
 def another_optimizer(**changes: Any) -> Plant:
     """The optimiser and its update have these options, whatever they are asked."""
 
@@ -129,6 +144,9 @@ LIES: dict[str, tuple[Any, Plant]] = {
     "optimizer": ("muon", another_optimizer(algorithm="adamw")),
     "adamw_update": ("compiled", uncompiled_update),
     "adamw_moments": ("bfloat16", another_optimizer(moments="float32")),
+    "routing": ("balanced", other_experts(routing="learned")),
+    "balancing": ("aux_loss", other_experts(balancing="none")),
+    "expert_products": ("loop", other_experts(products="grouped")),
     "residual": ("bfloat16", another_model(residual="float32")),
     "norm_kernels": ("quack", another_model(norm_kernels="torch")),
 }

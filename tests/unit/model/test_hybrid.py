@@ -57,7 +57,7 @@ def test_loss_of_a_document_ignores_the_other_documents(pattern, schedule):
     changed = tokens.clone()
     changed[0, 9:18] = (changed[0, 9:18] + 1) % VOCAB  # inside document 1
     after = losses_of_documents(model, changed, ids)
-    assert torch.equal(before[0], after[0])
+    assert torch.allclose(before[0], after[0], rtol=1e-6 if "E" in pattern else 0, atol=0)
     assert not torch.equal(before[1], after[1])
     # Document 2 comes later in the row: in exact arithmetic unchanged; the rotary sums differ in their last bits.
     assert after[2].item() == pytest.approx(before[2].item(), rel=1e-6)
@@ -90,8 +90,9 @@ def test_forward_looks_at_no_later_token(pattern):
     changed = tokens.clone()
     changed[:, 15] = (changed[:, 15] + 1) % VOCAB
     before, after = model(tokens, ids), model(changed, ids)
-    assert torch.equal(before[:, :15], after[:, :15])
-    reached = slice(15, None if set(pattern) & {"M", "A"} else 16)
+    # another number of rows of an expert may group its sums in another way
+    assert torch.allclose(before[:, :15], after[:, :15], rtol=0, atol=1e-6 if "E" in pattern else 0)
+    reached = slice(15, None if set(pattern) & {"M", "A", "R"} else 16)
     assert (before[:, reached] != after[:, reached]).any(2).all()
 
 

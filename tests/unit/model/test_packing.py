@@ -85,5 +85,7 @@ def test_visible_pairs_counts_the_tokens_that_each_token_attends_to():
         ids_BS = (generator.random((rows, length)) < generator.choice([0.0, 0.05, 0.5, 1.0])).cumsum(1)
         runs = [[sum(row[t] == row[u] for u in range(t + 1)) for t in range(length)] for row in ids_BS.tolist()]
         assert visible_pairs(ids_BS) == sum(map(sum, runs))
+        window = int(generator.integers(1, 45))
+        assert visible_pairs(ids_BS, window) == sum(min(seen, window) for row in runs for seen in row)
     returning = np.array([[7, 7, 3, 7]])
     assert visible_pairs(returning) == 1 + 2 + 1 + 1

@@ -8,8 +8,17 @@ import pytest
 import torch
 
 from ablate.experiments.design.recipes import RECIPES
-from ablate.model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig, NormKind
-from ablate.model.counts import BLOCKS, num_parameters
+from ablate.model.block_configs import HeadNorm
+from ablate.model.config import (
+    BLOCK_KINDS,
+    AttentionConfig,
+    ExpertsConfig,
+    HybridConfig,
+    MambaConfig,
+    NormKind,
+    RecurrenceConfig,
+)
+from ablate.model.counts import num_parameters
 from ablate.model.hybrid import Hybrid
 
 
@@ -27,6 +36,18 @@ def drawn(count: int) -> Iterator[HybridConfig]:
             d_model=64 * chance.randint(1, 4),
             pattern="".join(chance.choices(list(BLOCK_KINDS), k=chance.randint(1, 6))),
             mlp_ratio=chance.uniform(0.5, 8.0),
+            experts=ExpertsConfig(
+                num_experts=chance.randint(2, 9),
+                top_k=chance.randint(1, 2),
+                width=chance.randint(8, 99),
+                shared_width=chance.choice((0, 8, 31)),
+            ),
+            recurrence=RecurrenceConfig(
+                num_heads=chance.randint(1, 5),
+                key_width=chance.randint(1, 20),
+                value_width=chance.randint(1, 20),
+                conv_width=chance.randint(1, 5),
+            ),
             norm=chance.choice(get_args(NormKind)),
             mamba=MambaConfig(
                 d_state=4 * chance.randint(2, 64),
@@ -36,12 +57,19 @@ def drawn(count: int) -> Iterator[HybridConfig]:
                 mimo_rank=chance.choice((1, 2, 4, 8)),
                 rope_fraction=chance.choice((0.5, 1.0)),
             ),
-            attention=AttentionConfig(num_heads=chance.choice((1, 2, 4))),
+            attention=AttentionConfig(
+                num_heads=chance.choice((2, 4)),
+                **chance.choice(
+                    (
+                        {"num_kv_heads": chance.choice((0, 1, 2)), "qk_norm": chance.choice(get_args(HeadNorm))},
+                        {"latent_rank": chance.randint(1, 70)},
+                    )
+                ),
+            ),
         )
 
 
 def test_drawn_models_have_as_many_parameters_as_torch_counts() -> None:
-    assert set(BLOCKS) == set(BLOCK_KINDS)
     for model in drawn(100):
         assert num_parameters(model) == in_torch(model), model
 

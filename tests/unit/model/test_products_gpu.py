@@ -1,9 +1,13 @@
-"""Losses of other packages and projections in float8 on an H100 or H200, against float64."""
+"""Losses of other packages, projections in float8 and experts on an H100 or H200, against float64."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional
 
+from ablate.model.config import ExpertsConfig, HybridConfig
+from ablate.model.layers.experts import Experts
 from ablate.model.layers.linear import Linear
 from ablate.model.training.loss import cross_entropy
 
@@ -59,3 +63,30 @@ def test_float8_projections_stay_within_their_formats_rounding(products, limits)
         want = (want_y, *torch.autograd.grad(want_y, (wide, weight), upstream.double()))
         for actual, exact, limit in zip(got, want, limits, strict=True):
             assert float((actual.double() - exact).norm()) <= limit * float(exact.norm())
+
+
+@pytest.mark.parametrize("products", ["grouped", "loop"])
+def test_experts_and_their_gradients_match_float64(products):
+    generator = torch.Generator("cuda").manual_seed(5)
+    for tokens, width, number, top_k in ((1, 64, 4, 1), (300, 128, 16, 4), (2048, 256, 8, 2)):
+        config = HybridConfig(
+            d_model=width,
+            pattern="E",
+            experts=ExpertsConfig(num_experts=number, top_k=top_k, width=96, shared_width=64, products=products),
+        )
+        layer = Experts(config, compute_dtype=torch.bfloat16).cuda()
+        for parameter in layer.parameters():
+            parameter.data.normal_(generator=generator).mul_(parameter.shape[1] ** -0.5)
+        x = torch.randn(1, tokens, width, generator=generator, device="cuda").bfloat16().requires_grad_()
+        upstream = torch.randn(1, tokens, width, generator=generator, device="cuda").bfloat16()
+        ids = torch.zeros(1, tokens, dtype=torch.int64, device="cuda")
+        got = [layer(x, ids), *torch.autograd.grad(layer(x, ids), (x, *layer.maps.parameters()), upstream)]
+        exact = Experts(replace(config, experts=replace(config.experts, products="loop")), compute_dtype=torch.float64)
+        exact = exact.cuda()
+        for own, other in zip(exact.parameters(), layer.parameters(), strict=True):
+            own.data = other.detach().clone()
+        wide = x.detach().double().requires_grad_()
+        out = exact(wide, ids)
+        want = [out, *torch.autograd.grad(out, (wide, *exact.maps.parameters()), upstream.double())]
+        for a, b in zip(got, want, strict=True):
+            assert float((a.double() - b.double()).norm()) <= 0.02 * float(b.double().norm())

@@ -18,7 +18,15 @@ from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES, with_gates
 from ablate.kernels.backends import NODE_CLASSES, Lane
 from ablate.kernels.scan_switches import ScanFact, ScanSwitches
-from ablate.model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
+from ablate.model.config import (
+    AttentionConfig,
+    ExpertsConfig,
+    HybridConfig,
+    MambaConfig,
+    OptimConfig,
+    StepsConfig,
+    TrainConfig,
+)
 from ablate.model.data.dataset import Dataset, prepare
 from ablate.model.data.packing import Batch
 from ablate.model.errors import ConfigError, DataError, NonFiniteLoss, StillCompiling
@@ -34,9 +42,10 @@ TINY = TrainConfig(
     model=HybridConfig(
         vocab_size=512,
         d_model=32,
-        pattern="MFA",
+        pattern="MFAE",
         mamba=MambaConfig(d_state=8, headdim=16, mimo_rank=2),
         attention=AttentionConfig(num_heads=2),
+        experts=ExpertsConfig(num_experts=4, width=16, shared_width=8),
     ),
     optim=OptimConfig(learning_rate=1e-2),
     steps=StepsConfig(warmup=3, timed=11, val_rows=4),

@@ -90,7 +90,7 @@ def test_gates_of_a_node_class_show_the_values_of_recipes_that_run_there(node_cl
 def test_gates_say_one_value_where_recipes_agree_and_each_where_not() -> None:
     rows = {row.name: gates.value_in_recipes(row) for row in public_gates()}
     assert rows["loss"] == "dense"
-    assert rows["micro_batch"] == "2: hybrid-tiny; 8: hybrid-ref-h200, hybrid-ref-v6e"
+    assert rows["micro_batch"] == "2: hybrid-tiny; 8: hybrid-ref-h200, hybrid-ref-v6e; 4: nam56r-quarter, nam56r"
     (tiny,) = (row for row in with_recipes(public_gates(), "hybrid-tiny", None) if row.name == "micro_batch")
     assert gates.value_in_recipes(tiny) == "2"
     assert set(rows) == set(GATES)

@@ -289,7 +289,14 @@ def problems_of(recipe: str, gates: dict[str, Any], **changes: Any) -> list[tupl
         ),
         ("hybrid-tiny", {"lane": "cuda"}, {}, "variants/v/gates/lane", "allowed with dtype float32: reference"),
         ("hybrid-tiny", {"attention": "fa4"}, {}, "variants/v/gates/attention", "fa4, which takes bfloat16"),
-        ("hybrid-ref-h200", {"loss": "chunked"}, {"softcap": 30.0}, "workload/recipe", "fa4, which cannot cap scores"),
+        (
+            "hybrid-ref-h200",
+            {"attention": "flash"},
+            {"softcap": 30.0},
+            "variants/v/gates/attention",
+            "cannot cap scores",
+        ),
+        ("hybrid-ref-h200", {"attention": "cudnn"}, {"window": 9}, "variants/v/gates/attention", "which has no window"),
         ("hybrid-ref-h200", {"loss": "chunked"}, {"num_heads": 32}, "workload/recipe", "numbers; these have 16"),
         (
             "hybrid-ref-h200",

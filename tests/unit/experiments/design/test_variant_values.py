@@ -11,6 +11,7 @@ from ablate.experiments.design.gate import Claim, read_field
 from ablate.experiments.design.plan import make_plan, questions
 from ablate.experiments.design.recipes import OF_AN_ARM, OVERRIDES, RECIPES, SHARED
 from ablate.experiments.reporting.changes import arm_changes
+from ablate.model.blocks import BLOCKS
 from tests.factories import make_spec
 
 OTHER: dict[str, Any] = {
@@ -26,9 +27,22 @@ OTHER: dict[str, Any] = {
     "dt_min": 0.01,
     "dt_max": 0.2,
     "num_heads": 2,
+    "num_kv_heads": 2,
+    "qk_norm": "rms",
+    "window": 64,
+    "latent_rank": 16,
     "rope_theta": 500_000.0,
     "softcap": 10.0,
     "mlp_ratio": 4.0,
+    "num_experts": 16,
+    "top_k": 4,
+    "expert_width": 64,
+    "shared_width": 0,
+    "balance_rate": 0.1,
+    "state_heads": 2,
+    "key_width": 64,
+    "value_width": 8,
+    "conv_width": 2,
     "norm": "layer",
     "learning_rate": 1e-4,
     "lr_warmup_steps": 50,
@@ -63,6 +77,9 @@ def test_every_value_is_an_arms_own_or_shared() -> None:
 def test_a_variant_may_differ_in_a_value_of_model_or_optimiser(name: str) -> None:
     gates = {"gates": {"loss": "chunked"}} if name == "loss_chunk_tokens" else {}
     spec = make_spec(baseline=gates, variants={"other": {"overrides": {name: OTHER[name]}}})
+    used = next((kind for kind, block in BLOCKS.items() if OVERRIDES[name].path.startswith(block.fields)), "M")
+    if used not in RECIPES["hybrid-tiny"].config.model.pattern:
+        spec = make_spec(workload__overrides={"pattern": f"MM{used}F"}, variants=spec.variants)
     if name == "second_share":
         spec = make_spec(workload__overrides={"second_corpus": "torch-python"}, variants=spec.variants)
     base, other = resolve(spec).arms

@@ -20,6 +20,7 @@ from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES
 from ablate.model.config import (
     AttentionConfig,
+    ExpertsConfig,
     HybridConfig,
     MambaConfig,
     MeshConfig,
@@ -52,6 +53,7 @@ MODEL = HybridConfig(
     pattern="MFAFMFAF",
     mamba=MambaConfig(d_state=8, headdim=8, mimo_rank=2),
     attention=AttentionConfig(num_heads=2),
+    experts=ExpertsConfig(num_experts=4, width=8, shared_width=8, products="loop"),
 )
 
 
@@ -111,7 +113,8 @@ def config_of(pattern: str, devices: int, sharding: Sharding, seed: int) -> Trai
 
 
 @pytest.mark.parametrize(
-    ("pattern", "devices", "sharding"), [("MFA", 2, "fsdp"), ("FA", 2, "replicated"), ("FAF", 4, "hsdp")]
+    ("pattern", "devices", "sharding"),
+    [("MFA", 2, "fsdp"), ("FA", 2, "replicated"), ("FAF", 4, "hsdp"), ("EA", 2, "fsdp"), ("RF", 2, "fsdp")],
 )
 def test_gradients_of_compiled_blocks_equal_one_device_and_repeats_are_equal_to_the_bit(
     pattern: str, devices: int, sharding: Sharding

@@ -11,6 +11,7 @@ from ablate.kernels.scan_switches import ScanSwitches
 from ablate.model.config import (
     CONTEXT_ATTENTION,
     AttentionConfig,
+    ExpertsConfig,
     HybridConfig,
     MambaConfig,
     MeshConfig,
@@ -19,7 +20,7 @@ from ablate.model.config import (
 from ablate.model.data.packing import Batch
 from ablate.model.errors import ConfigError
 from ablate.model.hybrid import Hybrid, initialise
-from ablate.model.layers.attention import document_mask, masked_attention
+from ablate.model.layers.attention import PLAIN, ScoreRules, document_mask, for_every_head, masked_attention
 from ablate.model.parallel import context
 from ablate.model.parallel.context import (
     ATTEND_OVER_PIECES,
@@ -55,7 +56,7 @@ def _drawn_config(draw):
     return HybridConfig(
         vocab_size=VOCAB,
         d_model=16,
-        pattern="".join(draw.choices("MAF", k=draw.randint(0, 2))) + draw.choice(("MA", "AM", "MM", "MFA", "AA")),
+        pattern="".join(draw.choices("MAFE", k=draw.randint(0, 2))) + draw.choice(("MA", "AM", "MM", "MFA", "AA")),
         norm=draw.choice(("rms", "layer")),
         mamba=MambaConfig(
             d_state=draw.choice((8, 16)),
@@ -65,13 +66,25 @@ def _drawn_config(draw):
             rope_fraction=draw.choice((0.5, 1.0)),
             a_activation=draw.choice(("heavy_tail", "softplus")),
         ),
-        attention=AttentionConfig(num_heads=heads_of_attention, softcap=draw.choice((0.0, 0.0, 2.0))),
+        attention=drawn_attention(draw, heads_of_attention),
+        experts=ExpertsConfig(
+            num_experts=4, width=8, shared_width=8, products="loop", balancing=draw.choice(("bias", "none"))
+        ),
         scan=ScanSwitches(
             chunk_size=draw.choice((8, 16)),
             schedule=draw.choice(("sequential", "chunk_parallel")),
             psiv_cache=draw.choice((False, True)),
         ),
     )
+
+
+def drawn_attention(draw, heads):
+    """Shared heads of keys with and without norms, a window, capped scores, or latent attention."""
+    fields = {"num_heads": heads, "softcap": draw.choice((0.0, 0.0, 2.0)), "window": draw.choice((0, 0, 1, 3, 9))}
+    if draw.random() < 0.25:
+        return AttentionConfig(**fields, latent_rank=draw.choice((4, 7)))
+    shared = draw.choice([number for number in (1, 2, 4) if heads % number == 0])
+    return AttentionConfig(**fields, num_kv_heads=shared, qk_norm=draw.choice(("none", "rms")))
 
 
 def drawn_ids(draw, length, pieces):
@@ -120,15 +133,17 @@ def error(value, expected):
     return float((value - expected).abs().max() / expected.abs().max().clamp_min(1e-300))
 
 
-def plain_attention(q_BSHE, k, v, edges, _softcap=0.0):
+def plain_attention(q_BSHE, k, v, edges, rules=PLAIN):
     """The contract of a varlen kernel, document by document: the last query sees all keys of its document."""
-    outs, tensors = [], [t.flatten(0, -3) for t in (q_BSHE, k, v)]
+    outs, tensors = [], [t.flatten(0, -3) for t in (q_BSHE, *(for_every_head(t, q_BSHE) for t in (k, v)))]
     for document in range(len(edges.of_queries) - 1):
         queries, keys = (slice(*e[document : document + 2].tolist()) for e in edges[:2])
         q, k, v = (t[place] for t, place in zip(tensors, (queries, keys, keys), strict=True))
         scores = torch.einsum("qhe,khe->hqk", q, k) * q.shape[-1] ** -0.5
-        later = torch.ones_like(scores[0], dtype=torch.bool).triu(1 + len(k) - len(q))
-        outs.append(torch.einsum("hqk,khe->qhe", scores.masked_fill(later, -torch.inf).softmax(2), v))
+        behind = torch.arange(len(q))[:, None] + len(k) - len(q) - torch.arange(len(k))
+        unseen = (behind < 0) | (behind >= (rules.window or len(k)))
+        scores = rules.softcap * (scores / rules.softcap).tanh() if rules.softcap else scores
+        outs.append(torch.einsum("hqk,khe->qhe", scores.masked_fill(unseen, -torch.inf).softmax(2), v))
     return torch.cat(outs).view(q_BSHE.shape)
 
 
@@ -205,13 +220,16 @@ def test_pieces_on_ranks_equal_whole_rows(mesh, seeds, blocking):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_keys_packed_for_a_varlen_kernel_give_the_values_of_the_whole_rows(seed):
+def test_keys_packed_for_a_varlen_kernel_give_the_values_of_the_whole_rows(seed, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # scores are capped in float32
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)  # noqa: S311 - a seeded draw
     pieces, rows, length = draw.choice((2, 4, 8)), draw.randint(1, 3), draw.randint(1, 9)
     ids_BT = torch.tensor([drawn_ids(draw, pieces * length, pieces) for _ in range(rows)])
     ids_CBS = torch.stack(ids_BT.chunk(pieces, 1))
     q, k, v = torch.randn(3, rows, pieces * length, 2, 4, generator=generator, dtype=torch.float64)
-    expected = masked_attention(q, k, v, document_mask(ids_BT), 0.0).chunk(pieces, 1)
+    k, v = k[..., : draw.choice((1, 2)), :], v[..., : draw.choice((1, 2)), :]
+    rules = ScoreRules(softcap=draw.choice((0.0, 2.0)), window=draw.choice((0, 1, 4)))
+    expected = masked_attention(q, k, v, document_mask(ids_BT), rules).chunk(pieces, 1)
     visible = [visible_keys(ids_CBS, index) for index in range(pieces)]
     for index, own in enumerate(visible):
         assert all((index, tokens) in visible[source].sent for source, tokens in own.received)
@@ -223,9 +241,9 @@ def test_keys_packed_for_a_varlen_kernel_give_the_values_of_the_whole_rows(seed)
             )
             for t in (k, v)
         )
-        masked = masked_attention(q_BSHE, k_BKHE, v_BKHE, own.mask, 0.0)
+        masked = masked_attention(q_BSHE, k_BKHE, v_BKHE, own.mask, rules)
         packed = packed_keys(own.query_runs_BS, own.key_runs_BK)
-        out = plain_attention(q_BSHE, packed.of(k_BKHE), packed.of(v_BKHE), packed.edges)
+        out = plain_attention(q_BSHE, packed.of(k_BKHE), packed.of(v_BKHE), packed.edges, rules)
         assert error(masked, expected[index]) < ENVELOPE
         assert error(out, expected[index]) < ENVELOPE
         edges, sizes = packed.edges, [e.diff() for e in packed.edges[:2]]

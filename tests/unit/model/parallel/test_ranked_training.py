@@ -15,6 +15,7 @@ from ablate.experiments.design.gates import GATES, with_gates
 from ablate.kernels.backends import NODE_CLASSES, Lane
 from ablate.model.config import (
     AttentionConfig,
+    ExpertsConfig,
     HybridConfig,
     LossKind,
     MambaConfig,
@@ -56,7 +57,8 @@ def drawn(home: Path, seed: int) -> TrainConfig:
         model = HybridConfig(
             vocab_size=512,
             d_model=rng.choice((32, 64)),
-            pattern="".join(rng.choices("MFA", k=rng.randint(1, 3))),
+            pattern="".join(rng.choices("MFA", k=rng.randint(1, 3))) + "E",
+            experts=ExpertsConfig(balancing=("bias", "aux_loss")[seed % 2], balance_rate=(0.01, 1.0)[seed % 2]),
             mamba=MambaConfig(
                 d_state=rng.choice((8, 12)),
                 headdim=rng.choice((8, 16)),

@@ -23,6 +23,7 @@ from ablate.kernels.backends import Lane
 from ablate.kernels.scan_switches import ScanSwitches
 from ablate.model.config import (
     AttentionConfig,
+    ExpertsConfig,
     HybridConfig,
     LossKind,
     MambaConfig,
@@ -72,7 +73,7 @@ def drawn(seed: int, tensor: int) -> TrainConfig:
             model = HybridConfig(
                 vocab_size=tensor * draw.randint(257 // tensor + 1, 300 // tensor),
                 d_model=width,
-                pattern="".join(draw.choice("MMAF") for _ in range(draw.randint(1, 4))),
+                pattern="".join(draw.choice("MMAFE") for _ in range(draw.randint(1, 4))),
                 mlp_ratio=tensor * draw.randint(width // tensor, 2 * width // tensor) / width,
                 norm=draw.choice(("rms", "layer")),
                 mamba=MambaConfig(
@@ -84,7 +85,22 @@ def drawn(seed: int, tensor: int) -> TrainConfig:
                     rope_fraction=draw.choice((0.5, 1.0)),
                     a_activation=draw.choice(("heavy_tail", "softplus")),
                 ),
-                attention=AttentionConfig(num_heads=tensor * draw.choice((1, 2)), softcap=draw.choice((0.0, 5.0))),
+                attention=AttentionConfig(
+                    num_heads=tensor * draw.choice((1, 2)),
+                    num_kv_heads=draw.choice((0, tensor)),
+                    qk_norm=draw.choice(("none", "rms")),
+                    window=draw.choice((0, 3)),
+                    softcap=draw.choice((0.0, 5.0)),
+                ),
+                experts=ExpertsConfig(
+                    num_experts=draw.randint(2, 6),
+                    top_k=draw.randint(1, 2),
+                    width=8 * tensor,
+                    shared_width=draw.choice((0, tensor, 3 * tensor)),
+                    balancing=draw.choice(("bias", "aux_loss")),
+                    balance_rate=0.3,
+                    products="loop",  # the grouped one knows no float64
+                ),
                 scan=ScanSwitches(chunk_size=16, psiv_cache=draw.choice((True, False))),
             )
             check_tensor_geometry(model, tensor)
@@ -354,11 +370,18 @@ def mixer_axis(model: HybridConfig, leaf: str, rank: int, tensor: int) -> tuple[
 
 
 def attention_axis(model: HybridConfig, leaf: str, rank: int, tensor: int) -> tuple[int, list[int] | None]:
-    width = model.d_model // model.attention.num_heads
-    columns = [head * width + e for head in heads_of(model.attention.num_heads, rank, tensor) for e in range(width)]
+    width, attention = model.d_model // model.attention.num_heads, model.attention
+    shared = attention.num_kv_heads or attention.num_heads
+    if "norm" in leaf:
+        return 0, None
+    columns: list[int] = []
+    first = 0
+    for number in (attention.num_heads, shared, shared):
+        columns += [first + head * width + e for head in heads_of(number, rank, tensor) for e in range(width)]
+        first += number * width
     if leaf == "out_proj.weight":
-        return 1, columns
-    return 0, [part * model.d_model + column for part in range(3) for column in columns]
+        return 1, columns[: model.d_model // tensor]
+    return 0, columns
 
 
 def mlp_axis(model: HybridConfig, leaf: str, rank: int, tensor: int) -> tuple[int, list[int] | None]:
@@ -366,7 +389,18 @@ def mlp_axis(model: HybridConfig, leaf: str, rank: int, tensor: int) -> tuple[in
     return (1, columns) if leaf == "out_proj.weight" else (0, columns + [model.mlp_width + c for c in columns])
 
 
-OWN = {"M": mixer_axis, "A": attention_axis, "F": mlp_axis}
+def experts_axis(model: HybridConfig, leaf: str, rank: int, tensor: int) -> tuple[int, list[int] | None]:
+    number, width = model.experts.num_experts, model.experts.width
+    if leaf == "router":
+        return 0, None
+    if "shared" in leaf:
+        return int("out" in leaf), list(heads_of(model.experts.shared_width, rank, tensor))
+    if "out" in leaf:
+        return 1, list(heads_of(width, rank, tensor))
+    return 0, [expert * width + column for expert in range(number) for column in heads_of(width, rank, tensor)]
+
+
+OWN = {"M": mixer_axis, "A": attention_axis, "F": mlp_axis, "E": experts_axis}
 
 
 def error(actual: Tensor, expected: Tensor) -> float:
@@ -458,6 +492,15 @@ REFUSED = {
     ),
     "mesh.tensor: is 2; allowed with 1 attention heads (model.attention.num_heads): 1": geometry(
         attention=AttentionConfig(num_heads=1)
+    ),
+    "mesh.tensor: is 2; allowed with 1 heads of keys and values (model.attention.num_kv_heads): 1": geometry(
+        attention=AttentionConfig(num_heads=4, num_kv_heads=1)
+    ),
+    "model.attention.latent_rank: is 4; allowed with mesh.tensor 2: 0; one latent vector": geometry(
+        attention=AttentionConfig(num_heads=4, latent_rank=4)
+    ),
+    "mesh.tensor: is 2; allowed with 9 hidden columns of an expert (model.experts.width): 1": geometry(
+        pattern="E", experts=ExpertsConfig(width=9)
     ),
     "mesh.tensor: is 2; allowed with 33 hidden columns of the MLP (model.d_model * mlp_ratio): 1": geometry(
         mlp_ratio=33 / 32
