@@ -17,12 +17,9 @@ HALF_LANES = (Lane.CUDA, Lane.PEER)
 """Lanes of the scan whose kernels take bfloat16 only."""
 HALF_ONLY = ("flash", "fa4", "cudnn")
 """Attention that takes 16-bit numbers only on a GPU."""
-NEVER_CAPPED = ("flash", "cudnn", "flex")
-"""Attention that cannot cap scores on a GPU."""
-OTHERS = "sdpa, flash, fa4, flex"
-"""What a message offers in place of attention by cuDNN."""
-NO_WINDOW = ("cudnn",)
-"""Attention on a GPU whose results with a window nobody compared with float64."""
+NEVER_CAPPED = NO_WINDOW = ("flash", "fa4", "cudnn", "flex")
+"""Attention on a GPU that cannot cap scores, or has no window, or whose results with them nobody compared with float64
+(tests/unit/model/test_attention_gpu.py compares those that can)."""
 GROUPED_MULTIPLE = 8
 """Both sizes of an expert's matrices must be multiples of it: torch's grouped product reads 16 bytes at a time."""
 FLOAT8_MULTIPLE = 16
@@ -54,10 +51,10 @@ def _check_attention(config: TrainConfig) -> None:
     if name in HALF_ONLY and config.dtype != "bfloat16":
         raise ConfigError(where, f"is {name}, which takes bfloat16; allowed with dtype {config.dtype}: sdpa, flex")
     if name in NEVER_CAPPED and attention.softcap:
-        allowed = f"allowed with softcap {attention.softcap}: sdpa, fa4"
+        allowed = f"allowed with softcap {attention.softcap}: sdpa"
         raise ConfigError(where, f"is {name}, which cannot cap scores; {allowed}")
     if name in NO_WINDOW and attention.window:
-        raise ConfigError(where, f"is {name}, which has no window; allowed with window {attention.window}: {OTHERS}")
+        raise ConfigError(where, f"is {name}, which has no window; allowed with window {attention.window}: sdpa")
     if name == "fa4" and width not in FA4_WIDTHS:
         detail = f"is fa4, which takes heads of {', '.join(map(str, FA4_WIDTHS))} numbers; these have {width}"
         raise ConfigError(where, f"{detail}; allowed: sdpa, flash, cudnn, flex")

@@ -1,8 +1,8 @@
 """Causal self-attention within documents, with rotary positions, and its implementations.
 
 Legend: B batch, S sequence, D d_model, H heads of queries, K heads of keys and values, E head width, L rank of latent
-attention. Positions run over the whole row. They need no reset per
-document, because rotary scores depend only on differences.
+attention. Positions run over the whole row. They need no reset per document, because rotary scores depend only on
+differences.
 
 The gate `attention` chooses the implementation. Each takes q [B,S,H,E], k and v [B,S,K,E] and segment ids [B,S] and
 returns [B,S,H,E], so that tensors and gradients cross the border of a compiled graph as they lie in memory. A token
@@ -20,8 +20,7 @@ row starts another document.
     splash, pallas_softcap   kernels for TPUs (kernels/xla/attention.py)
 
 No implementation replaces another. One that cannot run, cannot cap scores (`softcap`) or has no window raises
-KernelUnsupported with the reason. `fa4` and `flex` read shared heads of keys where they lie; all others get a copy of
-them for every head of queries.
+KernelUnsupported with the reason. All get a copy of shared heads of keys for every head of queries.
 """
 
 from collections.abc import Callable
@@ -248,7 +247,7 @@ def fa4_attention(q_BSHE: Tensor, k: Tensor, v: Tensor, edges: DocumentEdges, ru
     from flash_attn.cute import flash_attn_varlen_func
 
     attended: Any = flash_attn_varlen_func(
-        *(t.flatten(0, -3) for t in (q_BSHE, k, v)),
+        *(for_every_head(t, q_BSHE).flatten(0, -3) for t in (q_BSHE, k, v)),
         cu_seqlens_q=edges.of_queries,
         cu_seqlens_k=edges.of_keys,
         max_seqlen_q=edges.most_queries,
@@ -291,7 +290,8 @@ def _flex(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor
     _need_gpu("flex", q_BSHE, (*HALF_DTYPES, torch.float32), rules)
     _record("flex")
     mask = once_per_batch(segment_ids_BS, _block_mask_of(rules.window))
-    return _by_heads(partial(_compiled(flex_attention), block_mask=mask, enable_gqa=True), q_BSHE, k_BSHE, v_BSHE)
+    k_BSHE, v_BSHE = (for_every_head(t, q_BSHE) for t in (k_BSHE, v_BSHE))
+    return _by_heads(partial(_compiled(flex_attention), block_mask=mask), q_BSHE, k_BSHE, v_BSHE)
 
 
 @cache

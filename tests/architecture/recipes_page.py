@@ -26,8 +26,8 @@ A pattern has one letter for each residual block.
 _BLOCKS = """
 - **A** can share heads of keys and values between heads of queries (`num_kv_heads`), norm its heads (`qk_norm`), see
   the last tokens only (`window`), cap its scores (`softcap`), and make keys and values of one narrow vector a token
-  (`latent_rank`). [gates.md](gates.md#attention) names the back ends; `cudnn` has no window, and only `sdpa` and
-  `fa4` cap scores. Tensor parallel divides heads of keys, too, and refuses latent attention.
+  (`latent_rank`). On a GPU only `sdpa` takes a window or caps scores: nobody has compared the others' results with
+  float64 there yet. Tensor parallel divides heads of keys, too, and refuses latent attention.
 - **E** drops no token. Its router computes in float32. An expert is two matrices with a squared positive part between
   them. Receipts have the load of the last timed step as facts: `experts.load` (busiest expert, in units of the mean),
   `experts.entropy` (1 is even) and `experts.dropped` (0). Published speeds of such models force an even load: the
