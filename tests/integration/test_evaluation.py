@@ -136,9 +136,9 @@ def test_the_evaluation_counts_and_the_programs_own_number_is_kept_beside_it(eva
     assert not (trial.folder / "tmp").exists()
 
 
-@pytest.mark.parametrize("own", ["METRIC val_loss=nan", "METRIC val_loss=-inf", "METRIC val_loss=1.2k", "METRIC val_loss="])
+@pytest.mark.parametrize("own", ["nan", "-inf", "1.2k", ""])
 def test_a_number_that_does_not_count_does_not_fail_its_trial(evaluated: Evaluated, own: str) -> None:
-    assert measured(evaluated(f"print({own!r})")) == TRUE
+    assert measured(evaluated(f"print('METRIC val_loss={own}')")) == TRUE
 
 
 def test_another_number_that_is_not_finite_fails_its_trial(evaluated: Evaluated) -> None:

@@ -3,6 +3,7 @@
 import json
 import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,7 +36,7 @@ CommandArgument = Annotated[
     typer.Argument(metavar="-- COMMAND...", help="Program and arguments of the baseline; {seed} is filled in."),
 ]
 VsOption = Annotated[
-    str,
+    list[str] | None,
     typer.Option(metavar="ARGUMENTS", help="Arguments of the variant: one of the same name is replaced, others added."),
 ]
 VsCommitOption = Annotated[
@@ -60,7 +61,7 @@ BlocksOption = Annotated[int, typer.Option(min=MIN_BLOCKS, help="Blocks; each ru
 @guarded
 def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
     command: CommandArgument,
-    vs: VsOption = "",
+    vs: VsOption = None,
     vs_commit: VsCommitOption = None,
     vs_env: VsEnvOption = None,
     metric: MetricOption = None,
@@ -79,9 +80,10 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     shell = in_shell_python(command)
     question = AskedChange(
         command=shell.argv,
-        changes=_words(vs),
+        changes=_words(vs or ()),
         env=_variables(vs_env or ()),
         commit=None if vs_commit is None else Repository.around(Path()).commit(vs_commit),
+        revision=vs_commit or "",
         metric=metric,
         better=better,
         data=(*(data or ()), *shell.folders),
@@ -125,7 +127,12 @@ def _start_stack() -> None:
     control.start(home_files(), print_progress)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _words(values: Sequence[str]) -> tuple[str, ...]:
+    if len(values) > 1:
+        detail = f"{len(values)} changes were given; it asks about one, which may change several arguments"
+        hint = f"--vs={shlex.quote(' '.join(values))}, or a spec with several variants: ablate init SPEC --command"
+        raise SpecError([SpecProblem(pointer="--vs", detail=detail, hint=hint)])
+    text = "".join(values)
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
@@ -133,7 +140,7 @@ def _words(text: str) -> tuple[str, ...]:
         raise SpecError([SpecProblem(pointer="--vs", detail=detail, hint="close the quotes")]) from error
 
 
-def _variables(values: "tuple[str, ...] | list[str]") -> dict[str, str]:
+def _variables(values: Sequence[str]) -> dict[str, str]:
     pairs = [value.partition("=") for value in values]
     wrong = next((name for name, equals, _value in pairs if not (name and equals)), None)
     if wrong is not None:
