@@ -267,7 +267,7 @@ def test_a_spec_is_checked_by_printed_lines_and_by_the_whole_process(tmp_path: P
     assert "every block would report the same; pass the seed" in rows["seed"]["detail"]
     wrong = {"val": {"better": "lower", "line": "loss of validation {}"}}
     code, answer, _errors = checked_spec(prints, metrics=wrong, primary=by_val)
-    assert (code, "did not report 'val'" in answer["checks"][0]["detail"]) == (6, True)
+    assert (code, "printed no line 'loss of validation {}'" in answer["checks"][0]["detail"]) == (6, True)
     code, answer, _errors = checked_spec(prints, primary={"primary": {"metric": "process_s", "margin": "1%"}})
     assert (code, "process_s" in answer["checks"][0]["detail"]) == (0, True)
     code, answer, _errors = checked_spec(prints)

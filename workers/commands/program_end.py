@@ -314,6 +314,8 @@ def _results_problem(config: ProgramArm, end: ProgramEnd) -> str | None:
     if len(end.reported) > MOST_RESULTS or num_bytes > MOST_RESULT_BYTES:
         return too_many_results(len(end.reported), num_bytes)
     missing = [] if config.evaluate is not None else sorted(config.metrics.keys() - end.reported.keys())
+    if missing and missing[0] in config.lines:
+        return f"{end.who} printed no line '{config.lines[missing[0]]}', which workload.metrics names for {missing[0]}"
     if missing:
         return f"{end.who} did not report '{missing[0]}', which workload.metrics declares"
     infinite = sorted(not_finite(end.reported))

@@ -14,6 +14,7 @@ from ablate.experiments.design.spec import MIN_BLOCKS
 from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.documents import write_whole
 from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.records.code_archive import ASKED
 from ablate.experiments.records.git_repository import Repository
 from ablate.experiments.reporting import wording
 from ablate.experiments.system.processes import OWN_PYTHON
@@ -27,7 +28,7 @@ from ablate.service.client.settings import get_client_settings
 
 app = typer.Typer()
 
-_HEAD = "# Written by `ablate ask`, which overwrites it. Run it again: ablate run {}\n"
+_HEAD = f"{ASKED}, which overwrites it. Run it again: ablate run {{}}\n"
 _CHECK = (*OWN_PYTHON, "-c", "from ablate.experiments.system.console import main; main()", "check", "--json")
 
 
