@@ -47,8 +47,7 @@ def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
     if _is_hopeless(variant):
         return "not proved, and more blocks would hardly prove it"
     if _needs_many(verdict, variant):
-        needed = wording.counted(variant.blocks_needed or 0, "block")
-        return f"not proved: at this noise proof takes about {needed}. {_remedy(verdict, variant)}"
+        return f"not proved: the noise here is larger than such an effect. {_remedy(verdict, variant)}"
     if variant.cause in OPEN:
         minutes = variant.device_minutes_needed
         cost = "" if minutes is None else f", about {wording.counted(max(1, round(minutes)), 'device minute')},"
@@ -65,14 +64,14 @@ def _needs_many(verdict: Verdict, variant: VariantVerdict) -> bool:
 
 
 def _remedy(verdict: Verdict, variant: VariantVerdict) -> str:
-    """Say in one sentence what makes an answer cheaper than so many blocks."""
+    """Say in one sentence what makes an answer cheaper than many blocks."""
     primary = variant.primary
     if primary is not None and (primary.better is not None or primary.baseline is not None):
         return "Seeds differ more than the arms do: train longer, or look for a larger effect"
     if verdict.node_class != "cpu":
         return "Measure longer windows (workload.steps.timed), or on a node that nothing else uses"
     if primary is not None and primary.metric == "cpu_s":
-        return "Measure longer windows (workload.steps.timed), or close other programs"
+        return "Close other programs, or let the program train for more steps, so that its start counts less"
     return "Close other programs, or compare the processor time of a command (metric cpu_s)"
 
 

@@ -29,6 +29,8 @@ from ablate.service.client.settings import get_client_settings
 app = typer.Typer()
 
 _HEAD = f"{ASKED}, which overwrites it. Run it again: ablate run {{}}\n"
+_LONG_MIN = 15
+"""From here on a shorter program is advised."""
 _CHECK = (*OWN_PYTHON, "-c", "from ablate.experiments.system.console import main; main()", "check", "--json")
 
 
@@ -111,8 +113,12 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         err().print("the machine is busy: blocks count all the same (max_foreign_load: 99%), with wider intervals;")
         err().print("where the change is in the work of the processors, --metric cpu_s answers with fewer blocks")
     err().print(f"wrote {escape(str(file))}: the question, and the rule that answers it")
-    minutes = wording.counted(max(1, round(question.expected_s(times) / 60)), "minute")
-    err().print(f"{question.blocks} blocks of 3 trials (one measures the noise), about {minutes}")
+    minutes = max(1, round(question.expected_s(times) / 60))
+    err().print(
+        f"{question.blocks} blocks of 3 trials (one measures the noise), about {wording.counted(minutes, 'minute')}"
+    )
+    if minutes > _LONG_MIN and times.step_s is None:
+        err().print("sooner: an argument for fewer steps or epochs, or marked steps (docs/own-code.md)")
     if not get_client_settings().url:
         _start_stack()
     _id, verdict = run_spec(read_spec(str(file)), as_json=as_json)
