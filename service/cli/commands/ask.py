@@ -113,16 +113,19 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         err().print("the machine is busy: blocks count all the same (max_foreign_load: 99%), with wider intervals;")
         err().print("where the change is in the work of the processors, --metric cpu_s answers with fewer blocks")
     err().print(f"wrote {escape(str(file))}: the question, and the rule that answers it")
-    minutes = max(1, round(question.expected_s(times) / 60))
-    err().print(
-        f"{question.blocks} blocks of 3 trials (one measures the noise), about {wording.counted(minutes, 'minute')}"
-    )
-    if minutes > _LONG_MIN and times.step_s is None:
-        err().print("sooner: an argument for fewer steps or epochs, or marked steps (docs/own-code.md)")
+    _say_how_long(question, times)
     if not get_client_settings().url:
         _start_stack()
     _id, verdict = run_spec(read_spec(str(file)), as_json=as_json)
     raise typer.Exit(exit_code(verdict.variants, None))
+
+
+def _say_how_long(question: AskedChange, times: CheckedTimes) -> None:
+    minutes = max(1, round(question.expected_s(times) / 60))
+    long = wording.counted(minutes, "minute")
+    err().print(f"{question.blocks} blocks of 3 trials (one measures the noise), about {long}")
+    if minutes > _LONG_MIN and times.step_s is None:
+        err().print("sooner: an argument for fewer steps or epochs, or marked steps (docs/own-code.md)")
 
 
 def _start_stack() -> None:
