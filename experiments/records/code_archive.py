@@ -38,6 +38,8 @@ from ablate.experiments.records.code_tree import (
 from ablate.experiments.records.commit_files import write_commit
 from ablate.experiments.records.git_repository import is_work_tree, names_in, run_git
 
+ASKED = "# Written by `ablate ask`"
+"""Begin of the specs that `ablate ask` writes beside a program."""
 PIECE_BYTES = 2**20
 """Bytes that are read, sent and stored at once."""
 _FRAMING = 4096
@@ -115,7 +117,8 @@ def pack_commit(folder: Path, revision: str) -> PackedCode:
 
 
 def _pack(folder: Path, files: Iterator[str], title: str, *, commit: str | None = None) -> PackedCode:
-    names = sorted(set(islice(files, MOST_NAMES)), key=lambda name: PurePosixPath(name).parts)
+    own = (name for name in files if not _is_asked(folder / name))
+    names = sorted(set(islice(own, MOST_NAMES)), key=lambda name: PurePosixPath(name).parts)
     check_tree(folder, names, title)
     file = tempfile.TemporaryFile()  # noqa: SIM115  # PackedCode closes it
     try:
@@ -126,6 +129,14 @@ def _pack(folder: Path, files: Iterator[str], title: str, *, commit: str | None 
         file.close()
         raise
     return PackedCode(digest=hashing.digest, tree=tree, size=hashing.size, files=len(names), file=file, commit=commit)
+
+
+def _is_asked(path: Path) -> bool:
+    """Return whether a file is a spec of `ablate ask`, which would make the code of every question another one."""
+    if not (path.name.startswith("ask-") and path.suffix == ".yaml" and path.is_file()):
+        return False
+    with path.open("rb") as file:
+        return file.read(len(ASKED)) == ASKED.encode()
 
 
 def _write(file: BinaryIO, folder: Path, names: Sequence[str]) -> tuple["_Hashing", str]:

@@ -6,7 +6,6 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from ablate.experiments.analysis.proposals import NOTE
 from ablate.experiments.design.arguments import flags_of
 from ablate.experiments.design.arms import Arm
 from ablate.experiments.design.gate import show
@@ -45,8 +44,6 @@ class ChangedArm:
 
     arm: str
     changes: tuple[Change, ...]
-    note: str = ""
-    """Its author's words."""
 
     @property
     def text(self) -> str:
@@ -62,11 +59,9 @@ def arm_changes(arm: Arm, baseline: Arm) -> tuple[Change, ...]:
     return tuple(changes_between(own, base))
 
 
-def changed_arms(arms: Sequence[Arm], note: str = "") -> list[ChangedArm]:
+def changed_arms(arms: Sequence[Arm]) -> list[ChangedArm]:
     """Return the variants among the arms of a plan, whose first one is the baseline."""
-    return [
-        ChangedArm(arm=arm.name, changes=arm_changes(arm, arms[0]), note=note) for arm in arms if arm.role == VARIANT
-    ]
+    return [ChangedArm(arm=arm.name, changes=arm_changes(arm, arms[0])) for arm in arms if arm.role == VARIANT]
 
 
 @lru_cache(maxsize=1_024)
@@ -79,10 +74,9 @@ def changes_in_spec(text: str, content_type: str) -> dict[str, ChangedArm]:
         values = load_values(text.encode(), content_type)
     except SpecError:
         return {}
-    note = str((values.get("labels") or {}).get(NOTE, ""))
     base = _written(values.get("baseline") or {}, values.get("workload") or {})
     return {
-        str(name): ChangedArm(arm=str(name), changes=tuple(changes_between({**base, **_written(own)}, base)), note=note)
+        str(name): ChangedArm(arm=str(name), changes=tuple(changes_between({**base, **_written(own)}, base)))
         for name, own in (values.get("variants") or {}).items()
     }
 

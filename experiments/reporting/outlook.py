@@ -7,7 +7,7 @@ from ablate.experiments.outcomes import VerdictWord
 from ablate.experiments.reporting import wording
 
 _MANY = 10
-"""Times the planned blocks: whoever needs more should change what is measured."""
+"""Times the planned blocks."""
 _MOST = 3
 """Variants of which the first lines speak; the table has all."""
 CONTINUED = OPEN | {Cause.MISSING, Cause.UNCALIBRATED}
@@ -46,9 +46,8 @@ def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
     """Say why there is no verdict."""
     if _is_hopeless(variant):
         return "not proved, and more blocks would hardly prove it"
-    if _needs_many(verdict, variant):
-        needed = wording.counted(variant.blocks_needed or 0, "block")
-        return f"not proved: at this noise proof takes about {needed}. {_remedy(verdict, variant)}"
+    if needs_many(verdict, variant):
+        return f"not proved: the noise here is larger than such an effect. {_remedy(verdict, variant)}"
     if variant.cause in OPEN:
         minutes = variant.device_minutes_needed
         cost = "" if minutes is None else f", about {wording.counted(max(1, round(minutes)), 'device minute')},"
@@ -60,25 +59,26 @@ def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
     return f"not publishable: {reasons.get(variant.cause or Cause.NOT_PROVED, variant.cause)}"
 
 
-def _needs_many(verdict: Verdict, variant: VariantVerdict) -> bool:
+def needs_many(verdict: Verdict, variant: VariantVerdict) -> bool:
+    """Return whether the noise is so large that whoever asks should change what is measured."""
     return variant.cause in OPEN and (variant.blocks_needed or 0) > _MANY * verdict.blocks_planned
 
 
 def _remedy(verdict: Verdict, variant: VariantVerdict) -> str:
-    """Say in one sentence what makes an answer cheaper than so many blocks."""
+    """Say in one sentence what makes an answer cheaper than many blocks."""
     primary = variant.primary
     if primary is not None and (primary.better is not None or primary.baseline is not None):
         return "Seeds differ more than the arms do: train longer, or look for a larger effect"
     if verdict.node_class != "cpu":
         return "Measure longer windows (workload.steps.timed), or on a node that nothing else uses"
     if primary is not None and primary.metric == "cpu_s":
-        return "Measure longer windows (workload.steps.timed), or close other programs"
+        return "Close other programs, or let the program train for more steps, so that its start counts less"
     return "Close other programs, or compare the processor time of a command (metric cpu_s)"
 
 
 def _how_to_continue(verdict: Verdict, undecided: Sequence[VariantVerdict]) -> Iterator[str]:
     asked_here = verdict.circumstances.family.question_digest is not None
     in_session = "session" in verdict.rule["comparison"]
-    cheap = [one for one in to_continue(undecided) if not _needs_many(verdict, one)]
+    cheap = [one for one in to_continue(undecided) if not needs_many(verdict, one)]
     if asked_here and not in_session and cheap:
         yield f"Continue: ablate run --continue {verdict.ablation}"

@@ -17,6 +17,7 @@ from ablate.experiments.design.metrics import METRICS, PEAK_METRICS, SEED_METRIC
 from ablate.experiments.outcomes import GOOD, Decision, FailureClass, Outcome, VerdictWord
 from ablate.experiments.records.circumstances import NOT_REGISTERED, AttemptRecord
 from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.outlook import needs_many
 
 WITHOUT_STATISTICS: dict[VerdictWord, str] = {
     VerdictWord.INVALID: "has no valid measurement",
@@ -361,7 +362,7 @@ def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
     refused = not verdict.calibrated and variant.cause in OPEN | {Cause.UNCALIBRATED}
     if refused and command:
         yield f"To calibrate: {command}."
-    if variant.blocks_needed is not None:
+    if variant.blocks_needed is not None and not needs_many(verdict, variant):
         yield f"{'Once the device is calibrated, another' if refused else 'Another'} {_next(variant)}"
 
 

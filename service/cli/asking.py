@@ -54,6 +54,8 @@ class AskedChange:
     env: Mapping[str, str] = field(default_factory=dict)
     commit: str | None = None
     """Whole name of the commit whose code is the variant."""
+    revision: str = ""
+    """What its author calls that commit."""
     metric: str | None = None
     """A metric of ours, a name that the program reports, or a line that it prints with {} for the number."""
     better: Literal["lower", "higher"] | None = None
@@ -67,14 +69,17 @@ class AskedChange:
 
     def __post_init__(self) -> None:
         """Raise SpecError without a change."""
-        if not (self.changes or self.env or self.commit):
-            detail = "nothing differs from the baseline; give --vs, --vs-env or --vs-commit"
-            raise SpecError([SpecProblem(pointer="--vs", detail=detail, hint="ablate ask --vs='--lr 2e-3' -- ...")])
+        _shared, args = divided(self.command)
+        if self.env or self.commit or merged_arguments(args, self.changes) != args:
+            return
+        has = f"the command has {shlex.join(self.changes)} already" if self.changes else "no change was given"
+        detail = f"nothing differs from the baseline: {has}; give another --vs, --vs-env or --vs-commit"
+        raise SpecError([SpecProblem(pointer="--vs", detail=detail, hint="ablate ask --vs='--lr 2e-3' -- ...")])
 
     @property
     def name(self) -> str:
         """Name of the variant, and of the file."""
-        words = [*self.changes, *(f"{name}={value}" for name, value in self.env.items()), (self.commit or "")[:12]]
+        words = [*self.changes, *(f"{name}={value}" for name, value in self.env.items()), self.revision]
         name = re.sub("[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")[:40].strip("-") or "variant"
         return f"{name}-variant" if name in (BASELINE, CONTROL) else name
 

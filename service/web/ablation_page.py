@@ -103,6 +103,8 @@ class AblationPage:
     live: LivePart
     changed: tuple[ChangedArm, ...]
     """The variants with their changes."""
+    note: str
+    """Its author's words about the change."""
     code: tuple[CodeChange, ...]
     """Changed lines of sent code."""
     gates: tuple[GateAsked, ...]
@@ -128,7 +130,8 @@ def ablation_page(
     live = _live_part(connection, settings, ablation_id, arms)
     return AblationPage(
         live=live,
-        changed=_changed(arms, live.row.labels.get(NOTE, "")),
+        changed=_changed(arms),
+        note=live.row.labels.get(NOTE, ""),
         code=code_changes(connection, arms, principal),
         gates=_gates_asked(connection, ablation_id, arms),
         answer=_answer_of(connection, ablation_id),
@@ -271,9 +274,9 @@ def _report_of(connection: Connection, ablation_id: str) -> tuple[Markup | None,
     return Markup(answer), Markup(rest)  # noqa: S704  # rendered and escaped by our own template
 
 
-def _changed(arms: list[dict[str, Any]], note: str) -> tuple[ChangedArm, ...]:
+def _changed(arms: list[dict[str, Any]]) -> tuple[ChangedArm, ...]:
     """Return the variants of a plan with their changes; none if this version cannot read its arms."""
     try:
-        return tuple(changed_arms([Arm.model_validate(arm) for arm in arms], note))
+        return tuple(changed_arms([Arm.model_validate(arm) for arm in arms]))
     except ValidationError:
         return ()

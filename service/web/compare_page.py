@@ -106,10 +106,12 @@ def _cells(variant: VariantLayout | None) -> tuple[Cell, ...]:
 def _conditions(one: Side, other: Side) -> Table:
     facts = [dict(_facts(side)) for side in (one, other)]
     rows = [(name, *(own.get(name, wording.NOTHING) for own in facts)) for name in {**facts[0], **facts[1]}]
+    alike = "; ".join(f"{name}: {a}" for name, a, b in rows if a == b)
     return Table(
-        title="Conditions",
-        columns=texts("condition", "A", "B", "alike"),
-        rows=tuple(row(name, a, b, "yes" if a == b else "no") for name, a, b in rows),
+        title="Conditions that differ",
+        columns=texts("condition", "A", "B"),
+        rows=tuple(row(name, a, b) for name, a, b in rows if a != b),
+        note=f"Alike in both: {alike}." if alike else "",
     )
 
 

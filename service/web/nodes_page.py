@@ -30,7 +30,7 @@ class ClassPage:
 
     node_class: str
     results: Table
-    """Nodes by lanes and back ends."""
+    """Nodes by lanes and back ends; without rows if none was tried."""
     failures: Table
     """Without rows if everything works."""
     versions: Table
@@ -57,7 +57,7 @@ def nodes_page(nodes: Sequence[NodePublic]) -> tuple[ClassPage, ...]:
 
 def _class_page(node_class: str, nodes: Sequence[NodePublic]) -> ClassPage:
     tried = [name for name in _TRIED if any(name in (node.lanes or {}) for node in nodes)]
-    rows = tuple(row(node.name, node.health, *(_result(node, name) for name in tried)) for node in nodes)
+    rows = tuple(row(node.name, node.health, *(_result(node, name) for name in tried)) for node in nodes if tried)
     return ClassPage(
         node_class=node_class,
         results=Table(title=f"Lanes and back ends on {node_class}", columns=texts("node", "health", *tried), rows=rows),

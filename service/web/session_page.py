@@ -122,4 +122,4 @@ def sessions_table(connection: Connection) -> Table:
         *numbers("proposals", "kept", "next level"),
         *texts("metric", "node class", "opened by", "opened"),
     )
-    return Table(title="Sessions", columns=columns, rows=tuple(rows), note=_SPENT)
+    return Table(title="Proposals and error budgets", columns=columns, rows=tuple(rows), note=_SPENT)

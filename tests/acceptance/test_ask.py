@@ -37,7 +37,7 @@ def test_a_slower_program_is_found_with_one_command(home: Home) -> None:
     assert "step-0-05" in asked.stdout
     spec = (home.current / "ask-step-0-05.yaml").read_text()
     assert "metric: tokens_per_s" in spec
-    for wrong in (["--vs-env", "wrong"], ["--vs=--name 'x"], ["--vs-commit", "none"], []):
+    for wrong in (["--vs-env", "wrong"], ["--vs=--name 'x"], ["--vs-commit", "none"], ["--vs=--a", "--vs=--b"], []):
         refused = home.run("ask", *wrong, *own)
         assert (refused.returncode, "Traceback" in refused.stderr) == (5, False), refused.stderr
 

@@ -68,7 +68,7 @@ def test_a_program_that_never_ends_is_ended_with_its_children(tmp_path: Path) ->
     source = f"import subprocess, time; subprocess.Popen({mark.split()!r}, start_new_session=True); time.sleep(600)"
     code, _rows, errors = checked(write_program(tmp_path / "code", source), "--timeout", "5")
     assert code == 5
-    assert "had not ended after 5 s" in errors
+    assert "had not ended after 5 s; give it an argument for fewer steps" in errors
     left = subprocess.run(["pgrep", "-f", mark], capture_output=True, text=True, check=False)
     assert left.stdout == ""
 
@@ -267,7 +267,7 @@ def test_a_spec_is_checked_by_printed_lines_and_by_the_whole_process(tmp_path: P
     assert "every block would report the same; pass the seed" in rows["seed"]["detail"]
     wrong = {"val": {"better": "lower", "line": "loss of validation {}"}}
     code, answer, _errors = checked_spec(prints, metrics=wrong, primary=by_val)
-    assert (code, "did not report 'val'" in answer["checks"][0]["detail"]) == (6, True)
+    assert (code, "printed no line 'loss of validation {}'" in answer["checks"][0]["detail"]) == (6, True)
     code, answer, _errors = checked_spec(prints, primary={"primary": {"metric": "process_s", "margin": "1%"}})
     assert (code, "process_s" in answer["checks"][0]["detail"]) == (0, True)
     code, answer, _errors = checked_spec(prints)

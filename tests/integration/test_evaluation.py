@@ -136,6 +136,17 @@ def test_the_evaluation_counts_and_the_programs_own_number_is_kept_beside_it(eva
     assert not (trial.folder / "tmp").exists()
 
 
+@pytest.mark.parametrize("own", ["nan", "-inf", "1.2k", ""])
+def test_a_number_that_does_not_count_does_not_fail_its_trial(evaluated: Evaluated, own: str) -> None:
+    assert measured(evaluated(f"print('METRIC val_loss={own}')")) == TRUE
+
+
+def test_another_number_that_is_not_finite_fails_its_trial(evaluated: Evaluated) -> None:
+    trial = evaluated("print('METRIC other=nan')")
+    assert trial.result.failure_class is FailureClass.USER_ERROR
+    assert "reported nan as 'other'" in trial.result.message
+
+
 EVERYWHERE = """
 PLACES = [FOLDER, OUT, OUT.parent, FOLDER / "evaluation", OUT.parent / "evaluation", OUT.parent / "evaluation/code",
           OUT.parent / "evaluation/home", Path(os.environ["TMPDIR"]), Path(os.environ["HOME"]), Path("/dev/shm"),

@@ -185,11 +185,15 @@ def test_the_live_trial_moves_and_what_somebody_does_stays(
 def test_the_grid_the_failures_and_their_logs_are_there(api: Api, world: WebWorld, visit: Callable[..., Page]) -> None:
     page = visit()
     page.goto(f"{base(api)}/a/{world.failing}")
-    places = [page.locator(place).bounding_box() for place in ("#changed", "#answer", "#deciding", "#course")]
+    places = [page.locator(place).bounding_box() for place in ("#answer", "#deciding", "#course")]
     tops = [box["y"] for box in places if box is not None]
     assert tops == sorted(tops), "blocks and failures come after the answer"
-    assert len(tops) == 4
-    assert plain(page.locator("#changed").inner_text()).startswith("What changed\npsiv-on\npsiv_cache false")
+    assert len(tops) == 3
+    answers = [plain(line.inner_text()) for line in page.locator("#answer .answer > .line").all()]
+    assert [line.replace("\n", " ").partition(" to ")[0] for line in answers] == [
+        "psiv-on psiv_cache false →",
+        "chunk-32 chunk_size 16 →",
+    ]
     course = page.locator("#course > summary")
     assert "8 failures" in course.inner_text()
     course.focus()
@@ -259,8 +263,12 @@ def test_two_ablations_stand_side_by_side(api: Api, world: WebWorld, visit: Call
     assert "timeout" in lines[0]
     assert "oom" in lines[1]
     by_name = {line.split("\t")[0]: line.split("\t")[1:] for line in conditions.locator("tbody tr").all_inner_texts()}
-    assert by_name["node class"] == ["cpu", "cpu", "yes"]
-    assert by_name["question"][2] == "no"
+    assert by_name["question"] == [
+        "Does caching PsiV or a larger chunk raise throughput?",
+        "Which chunk size trains fastest?",
+    ]
+    assert "Alike in both: node class: cpu; state: completed" in conditions.inner_text()
+    assert settings.locator("thead").count() == 0, "no empty table"
     assert "The baselines have equal settings." in settings.inner_text()
     assert "Nothing here is a test of one against the other." in answers.inner_text()
 

@@ -10,7 +10,7 @@ import os
 import re
 import select
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Self
 
@@ -101,10 +101,10 @@ class PrintedResults:
             and contradicts(value, counted[name])
         }
 
-    @property
-    def problem(self) -> str | None:
-        """Why a result cannot be read; None if all can."""
-        return self._bad_name or next((value for value in self._last.values() if isinstance(value, str)), None)
+    def problem(self, *, besides: Collection[str] = ()) -> str | None:
+        """Return why a result cannot be read; None if all can, except those that do not count."""
+        unread = (value for name, value in self._last.items() if isinstance(value, str) and name not in besides)
+        return self._bad_name or next(unread, None)
 
     @property
     def _last(self) -> dict[str, float | str]:

@@ -11,8 +11,8 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -27,7 +27,7 @@ from ablate.workers.commands.advice import ProgramPlace
 from ablate.workers.commands.code_copy import link_data
 from ablate.workers.commands.device_samples import DeviceSamples
 from ablate.workers.commands.evaluation import Evaluated, evaluate
-from ablate.workers.commands.program_end import Follower, ProgramEnd, ProgramWatch, program_failure, run_to_end
+from ablate.workers.commands.program_end import Follower, ProgramRun, ProgramWatch, program_failure, run_to_end
 from ablate.workers.commands.program_socket import (
     EndedSteps,
     LoopBegan,
@@ -74,18 +74,7 @@ def run_program(order: TrialOrder) -> TrialResult:
     return mask.document(result)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RanProgram:
-    """A program that has ended."""
-
-    end: ProgramEnd
-    marks: ProgramMarks
-    samples: DeviceSamples
-    measured: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the trial's result beside the steps."""
-
-
-def _run(order: TrialOrder, folders: ProgramFolders, log: BinaryIO) -> RanProgram:
+def _run(order: TrialOrder, folders: ProgramFolders, log: BinaryIO) -> ProgramRun:
     """Run a program with all its processes to the end. Raises DataError if it cannot be started."""
     config, load, began = order.program, _Load(), time.monotonic()
     samples = DeviceSamples(config.devices if order.device_type == "cuda" else 0)
@@ -96,7 +85,7 @@ def _run(order: TrialOrder, folders: ProgramFolders, log: BinaryIO) -> RanProgra
     measured = _measured(config, ran.marks, load, _peak_bytes(ran.marks, on_host=order.device_type == "cpu"))
     if ran.ended_at is not None:
         measured |= {"process_s": ran.ended_at - began, "cpu_s": _ended_cpu_s()}
-    return RanProgram(end=ran.end, marks=ran.marks, samples=samples, measured=measured)
+    return replace(ran, samples=samples, measured=measured)
 
 
 def _measured(config: ProgramArm, marks: ProgramMarks, load: "_Load", peak: tuple[int, int] | None) -> dict[str, Any]:
@@ -216,7 +205,7 @@ def _peak_bytes(marks: ProgramMarks, *, on_host: bool) -> tuple[int, int] | None
     return resident, resident
 
 
-def result_of(config: ProgramArm, ran: RanProgram, evaluated: Evaluated | None, *, code: str | None) -> TrialResult:
+def result_of(config: ProgramArm, ran: ProgramRun, evaluated: Evaluated | None, *, code: str | None) -> TrialResult:
     """Return the measurements: the times of the slowest rank, the tokens of all, and what the evaluation measured."""
     marks, samples = ran.marks, ran.samples
     reported = ran.end.reported if evaluated is None else {**ran.end.reported, **evaluated.measured}

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.in_trial.ablate import MOST_RESULT_BYTES, MOST_RESULTS, result_bytes, too_many_results
@@ -23,6 +23,7 @@ from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.program_report import printable
 from ablate.experiments.system.isolation import Isolation
 from ablate.experiments.system.processes import command_of, descendants_of, end_all
+from ablate.workers.commands.device_samples import DeviceSamples
 from ablate.workers.commands.printed_results import ProgramOutput
 from ablate.workers.commands.program_socket import ProgramSocket
 from ablate.workers.commands.program_start import ProgramFolders, program_environment, start_program
@@ -313,6 +314,8 @@ def _results_problem(config: ProgramArm, end: ProgramEnd) -> str | None:
     if len(end.reported) > MOST_RESULTS or num_bytes > MOST_RESULT_BYTES:
         return too_many_results(len(end.reported), num_bytes)
     missing = [] if config.evaluate is not None else sorted(config.metrics.keys() - end.reported.keys())
+    if missing and missing[0] in config.lines:
+        return f"{end.who} printed no line '{config.lines[missing[0]]}', which workload.metrics names for {missing[0]}"
     if missing:
         return f"{end.who} did not report '{missing[0]}', which workload.metrics declares"
     infinite = sorted(not_finite(end.reported))
@@ -358,8 +361,11 @@ class ProgramRun:
     marks: ProgramMarks
     reported: Mapping[str, float]
     """Its own results."""
-    ended_at: float | None
+    ended_at: float | None = None
     """Moment at which its last process had ended; None where some had to be ended."""
+    samples: DeviceSamples = field(default_factory=lambda: DeviceSamples(0))
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the trial's result beside the steps."""
 
 
 def run_to_end(  # noqa: PLR0913 - two programs of a trial differ in these
@@ -393,7 +399,9 @@ def run_to_end(  # noqa: PLR0913 - two programs of a trial differ in these
         end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
         process.wait()
         printed = output.finish()
+    uncounted = config.metrics.keys() if config.evaluate is not None else frozenset[str]()
     reported = {**printed.values, **marks.reported, **not_finite(printed.values)}
+    reported = {name: value for name, value in reported.items() if math.isfinite(value) or name not in uncounted}
     failing = process.returncode != 0 or marks.failed is not None
     end = ProgramEnd(
         who=who,
@@ -401,7 +409,7 @@ def run_to_end(  # noqa: PLR0913 - two programs of a trial differ in these
         oom_kills=failures.kernel_oom_kills() - oom_before,
         reported={**(before or {}), **reported},
         contradicted=printed.contradicting(reported),
-        unread=printed.problem,
+        unread=printed.problem(besides=uncounted),
         last_line=last_line_of(log, since=since),  # the open file, because the program may have removed its name
         failed=marks.failed,
         wrong=marks.wrong,

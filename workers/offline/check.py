@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from ablate.experiments.outcomes import ExitCode
 from ablate.experiments.records.code_archive import pack_code
 from ablate.experiments.records.spec_code import PackedSpec
 from ablate.experiments.system.shell_python import in_shell_python
-from ablate.workers.blocks.surroundings import read_load
+from ablate.workers.blocks.surroundings import busiest, process_times, read_load
 from ablate.workers.devices.inventory import find_devices
 from ablate.workers.errors import WorkerError
 from ablate.workers.offline.check_runs import Keeper, WantedRun, results_of, secrets_named
@@ -135,11 +136,12 @@ def _of_spec(path: Path, console: Console, *, timeout_s: float, as_json: bool) -
         console.print(line, style="dim", markup=False)
     secrets = secrets_named(checked.spec.workload.secrets)
     keeper = Keeper(checked.wanted, checked.packed, origin=checked.origin, secrets=secrets, timeout_s=timeout_s)
-    before = read_load()
+    before, processes = read_load(), process_times()
     time.sleep(_LOOK_S)
     load = read_load().share_since(before)
+    others = busiest(processes, process_times(), exclude={os.getpid()})
     runs = results_of(keeper, console, until_failure=False)
-    answer = checked.answer(runs, node_class=find_devices().node_class.name, load=load)
+    answer = checked.answer(runs, node_class=find_devices().node_class.name, load=load, others=others)
     if as_json:
         sys.stdout.write(json.dumps(dataclasses.asdict(answer), indent=2) + "\n")
     else:

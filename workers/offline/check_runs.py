@@ -35,6 +35,10 @@ from ablate.workers.trials.failures import classify_exit, disk_is_full, kernel_o
 from ablate.workers.trials.result import TrialOrder, TrialResult, read_result
 
 _LOG_LINES = 15
+_SHORTER = (
+    "give it an argument for fewer steps or epochs, or mark its steps with the module ablate: a check then runs a few "
+    "of them (docs/own-code.md)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +244,7 @@ class Keeper:
         if late:
             own = order.program.evaluate
             runs = own.title if own is not None and order.paths.evaluation.is_dir() else "the program"
-            raise WorkerError(f"{runs} had not ended after {self._timeout_s:g} s")
+            raise WorkerError(f"{runs} had not ended after {self._timeout_s:g} s; {_SHORTER}")
         result = read_result(target)
         if result is not None:
             return result

@@ -17,7 +17,9 @@ from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE
 from ablate.experiments.records.program_report import clocks_differ, printable
+from ablate.experiments.records.receipts import ForeignProcess
 from ablate.experiments.records.spec_code import PackedSpec, pack_spec
+from ablate.workers.blocks.surroundings import ANY_LOAD
 from ablate.workers.devices.inventory import Devices, find_devices
 from ablate.workers.offline.check_runs import CheckRun, WantedRun
 from ablate.workers.trials.result import TrialResult
@@ -161,8 +163,13 @@ class CheckedSpec:
     def _decides_by_a_report(self) -> bool:
         return self.spec.verdict.primary.metric in self.spec.workload.metrics
 
-    def answer(self, runs: Sequence[CheckRun], *, node_class: str, load: float) -> "SpecCheck":
-        """Return the answers from the runs of `wanted`; `load` is the share of the cores that others took before."""
+    def answer(
+        self, runs: Sequence[CheckRun], *, node_class: str, load: float, others: Sequence[ForeignProcess]
+    ) -> "SpecCheck":
+        """Return the answers from the runs of `wanted`.
+
+        `load` is the share of the cores that others took before, and `others` are the busiest of them.
+        """
         by_arm = dict(zip(self.arms, runs, strict=False))
         trial_s = {name: _whole_s(run, self.arms[name]) for name, run in by_arm.items()}
         steps = [step.seconds for run in by_arm.values() for step in _result(run).program_steps[1:]]
@@ -170,10 +177,10 @@ class CheckedSpec:
         return SpecCheck(
             checks=(
                 *self._checks(by_arm, runs[len(self.arms) :]),
-                *self._machine(node_class, load),
+                *self._machine(node_class, load, others),
             ),
             node_class=node_class,
-            is_quiet=100 * load <= self.spec.placement.max_foreign_load,
+            is_quiet=self._allows(load),
             seed=_seed(_result(by_arm[BASELINE])),
             marks=_marks(_result(run) for run in by_arm.values()),
             step_s=statistics.median(steps) if steps else None,
@@ -190,15 +197,21 @@ class CheckedSpec:
         if again and _result(own).failure_class is None and _result(again[0]).failure_class is None:
             yield self._seed_matters(_result(own), _result(again[0]))
 
-    def _machine(self, node_class: str, load: float) -> Iterator[ProgramCheck]:
-        wanted, allowed = self.spec.placement.node_class, self.spec.placement.max_foreign_load
+    def _allows(self, load: float) -> bool:
+        allowed = self.spec.placement.max_foreign_load / 100
+        return allowed >= ANY_LOAD or load <= allowed
+
+    def _machine(self, node_class: str, load: float, others: Sequence[ForeignProcess]) -> Iterator[ProgramCheck]:
+        wanted = self.spec.placement.node_class
         if node_class != wanted:
             detail = f"this machine is of class '{node_class}'; the spec asks for '{wanted}', so its times are others"
             yield ProgramCheck(name="node class", passed=False, needed=False, detail=detail)
         if may_have_control(self.spec):
-            quiet = 100 * load <= allowed
-            detail = f"others take {load:.0%} of the cores' time; the spec allows {allowed:g} %"
-            detail += "" if quiet else ": close them, or compare processor time (cpu_s), or intervals get wider"
+            quiet, names = self._allows(load), ", ".join(dict.fromkeys(one.name for one in others))
+            detail = f"others take {load:.0%} of the cores' time" + (f" (busiest: {names})" if names else "")
+            detail += f"; the spec allows {self.spec.placement.max_foreign_load:g} %"
+            other_way = "" if self.spec.verdict.primary.metric == "cpu_s" else ", or compare processor time (cpu_s)"
+            detail += "" if quiet else f": close them{other_way}, or intervals get wider"
             yield ProgramCheck(name="quiet", passed=quiet, needed=False, detail=detail)
 
     def _seed_matters(self, first: TrialResult, other: TrialResult) -> ProgramCheck:

@@ -1,7 +1,7 @@
 """The report's first screen: one line per variant, best first, the values that decide, and warnings."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,8 @@ from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.metrics import METRICS, WINDOW_METRICS
 from ablate.experiments.outcomes import Outcome, VerdictWord
 from ablate.experiments.records.receipts import Receipt, read_named
-from ablate.experiments.reporting import verdict_cells, wording
-from ablate.experiments.reporting.changes import arm_changes, in_one_line
+from ablate.experiments.reporting import wording
+from ablate.experiments.reporting.changes import ChangedArm, changed_arms
 from ablate.experiments.reporting.sentences import WITHOUT_STATISTICS, missing, origin_problems
 from ablate.experiments.reporting.table import Cell, Table, numbers, row, texts
 from ablate.experiments.reporting.verdict_layout import (
@@ -45,10 +45,9 @@ class AnswerLine:
     """One variant on one line."""
 
     variant: VariantLayout
-    changes: str
-    """What it changes, in one line."""
+    changed: ChangedArm
     word: Cell
-    """The published verdict, in the tone of the samples' verdict."""
+    """The published verdict, with the samples' verdict beside it if that differs."""
     headline: str
     """For example "slower by 24.60 % (15.10 to 37.40), uncalibrated"."""
     absolute: str
@@ -71,11 +70,11 @@ def first_screen(view: AblationView) -> FirstScreen | None:
     if verdict is None or answer is None:
         return None
     judged = {variant.arm: variant for variant in verdict.variants}
-    changes = {arm.name: in_one_line(arm_changes(arm, view.plan.baseline)) for arm in view.plan.variants}
+    changed = {one.arm: one for one in changed_arms(view.plan.arms)}
     lines = tuple(
         AnswerLine(
             variant=layout,
-            changes=wording.shorten(changes.get(layout.arm, ""), LONGEST_CHANGE),
+            changed=changed[layout.arm],
             word=word_cell(judged[layout.arm], layout.word),
             headline=headline(verdict, judged[layout.arm]),
             absolute=_absolute(view, verdict, layout.arm),
@@ -88,13 +87,12 @@ def first_screen(view: AblationView) -> FirstScreen | None:
 
 
 def word_cell(variant: VariantVerdict, word: Cell) -> Cell:
-    """Return the published verdict in the tone of the samples' verdict, except for other work."""
+    """Return the published verdict, with the samples' verdict beside it if that differs, except for other work."""
     if variant.cause is Cause.OTHER_WORK:
         return Cell(text=word.text, sign=word.sign, tone=word.tone)
-    tone = verdict_cells.WORDS[variant.measured][1]
     where = () if variant.nodes is None else (variant.nodes.in_words(),)
     alone = () if variant.measured is variant.verdict else (f"samples say {variant.measured}",)
-    return Cell(text=word.text, sign=word.sign, tone=tone, note="; ".join((*where, *alone)))
+    return Cell(text=word.text, sign=word.sign, tone=word.tone, note="; ".join((*where, *alone)))
 
 
 def _absolute(view: AblationView, verdict: Verdict, arm: str) -> str:
@@ -247,8 +245,9 @@ def deciding_values(view: AblationView) -> Table | None:
     if all(cells[1].text == wording.NOTHING for cells in rows):
         return None
     metric = verdict.rule["primary"]["metric"]
-    mean = f"mean, {wording.unit(metric)}" if metric in METRICS else "mean"
-    headings = (mean, "smallest to largest", "trials", "change", interval_heading(verdict))
+    mean = f"mean, {wording.unit(metric)}" if metric in METRICS and not _is_memory(metric) else "mean"
+    proof = "repeats" if is_exact(verdict) else interval_heading(verdict)
+    headings = (mean, "smallest to largest", "trials", "change", proof)
     return Table(
         title=f"The values that decide: {wording.metric(metric)}",
         columns=(*texts("arm"), *numbers(*headings)),
@@ -263,10 +262,18 @@ def _row(view: AblationView, verdict: Verdict, variant: VariantLayout | None) ->
     change = ("", "") if variant is None else (variant.effect, variant.interval)
     if not values:
         return row(arm, wording.NOTHING, wording.NOTHING, "0", *change)
-    low, high = wording.number(min(values), 6), wording.number(max(values), 6)
-    spread = low if low == high else f"{low} to {high}"
     mean = mean_of(values)
-    return row(arm, Cell(text=wording.number(mean, 6), numbers={"mean": mean}), spread, f"{len(values):,}", *change)
+    low, shown, high = _shown(verdict.rule["primary"]["metric"], (min(values), mean, max(values)))
+    spread = low if low == high else f"{low} to {high}"
+    return row(arm, Cell(text=shown, numbers={"mean": mean}), spread, f"{len(values):,}", *change)
+
+
+def _is_memory(metric: str) -> bool:
+    return metric in METRICS and METRICS[metric].unit == "GiB"
+
+
+def _shown(metric: str, values: Sequence[float]) -> list[str]:
+    return wording.quantities(metric, values) if _is_memory(metric) else [wording.number(one, 6) for one in values]
 
 
 def _values(view: AblationView, verdict: Verdict, arm: str) -> Iterator[float]:

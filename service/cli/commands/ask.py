@@ -3,6 +3,7 @@
 import json
 import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from ablate.experiments.design.spec import MIN_BLOCKS
 from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.documents import write_whole
 from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.records.code_archive import ASKED
 from ablate.experiments.records.git_repository import Repository
 from ablate.experiments.reporting import wording
 from ablate.experiments.system.processes import OWN_PYTHON
@@ -26,7 +28,9 @@ from ablate.service.client.settings import get_client_settings
 
 app = typer.Typer()
 
-_HEAD = "# Written by `ablate ask`, which overwrites it. Run it again: ablate run {}\n"
+_HEAD = f"{ASKED}, which overwrites it. Run it again: ablate run {{}}\n"
+_LONG_MIN = 15
+"""From here on a shorter program is advised."""
 _CHECK = (*OWN_PYTHON, "-c", "from ablate.experiments.system.console import main; main()", "check", "--json")
 
 
@@ -35,7 +39,7 @@ CommandArgument = Annotated[
     typer.Argument(metavar="-- COMMAND...", help="Program and arguments of the baseline; {seed} is filled in."),
 ]
 VsOption = Annotated[
-    str,
+    list[str] | None,
     typer.Option(metavar="ARGUMENTS", help="Arguments of the variant: one of the same name is replaced, others added."),
 ]
 VsCommitOption = Annotated[
@@ -60,7 +64,7 @@ BlocksOption = Annotated[int, typer.Option(min=MIN_BLOCKS, help="Blocks; each ru
 @guarded
 def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
     command: CommandArgument,
-    vs: VsOption = "",
+    vs: VsOption = None,
     vs_commit: VsCommitOption = None,
     vs_env: VsEnvOption = None,
     metric: MetricOption = None,
@@ -79,9 +83,10 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     shell = in_shell_python(command)
     question = AskedChange(
         command=shell.argv,
-        changes=_words(vs),
+        changes=_words(vs or ()),
         env=_variables(vs_env or ()),
         commit=None if vs_commit is None else Repository.around(Path()).commit(vs_commit),
+        revision=vs_commit or "",
         metric=metric,
         better=better,
         data=(*(data or ()), *shell.folders),
@@ -108,12 +113,19 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         err().print("the machine is busy: blocks count all the same (max_foreign_load: 99%), with wider intervals;")
         err().print("where the change is in the work of the processors, --metric cpu_s answers with fewer blocks")
     err().print(f"wrote {escape(str(file))}: the question, and the rule that answers it")
-    minutes = wording.counted(max(1, round(question.expected_s(times) / 60)), "minute")
-    err().print(f"{question.blocks} blocks of 3 trials (one measures the noise), about {minutes}")
+    _say_how_long(question, times)
     if not get_client_settings().url:
         _start_stack()
     _id, verdict = run_spec(read_spec(str(file)), as_json=as_json)
     raise typer.Exit(exit_code(verdict.variants, None))
+
+
+def _say_how_long(question: AskedChange, times: CheckedTimes) -> None:
+    minutes = max(1, round(question.expected_s(times) / 60))
+    long = wording.counted(minutes, "minute")
+    err().print(f"{question.blocks} blocks of 3 trials (one measures the noise), about {long}")
+    if minutes > _LONG_MIN and times.step_s is None:
+        err().print("sooner: an argument for fewer steps or epochs, or marked steps (docs/own-code.md)")
 
 
 def _start_stack() -> None:
@@ -125,7 +137,12 @@ def _start_stack() -> None:
     control.start(home_files(), print_progress)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _words(values: Sequence[str]) -> tuple[str, ...]:
+    if len(values) > 1:
+        detail = f"{len(values)} changes were given; it asks about one, which may change several arguments"
+        hint = f"--vs={shlex.quote(' '.join(values))}, or a spec with several variants: ablate init SPEC --command"
+        raise SpecError([SpecProblem(pointer="--vs", detail=detail, hint=hint)])
+    text = "".join(values)
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
@@ -133,7 +150,7 @@ def _words(text: str) -> tuple[str, ...]:
         raise SpecError([SpecProblem(pointer="--vs", detail=detail, hint="close the quotes")]) from error
 
 
-def _variables(values: "tuple[str, ...] | list[str]") -> dict[str, str]:
+def _variables(values: Sequence[str]) -> dict[str, str]:
     pairs = [value.partition("=") for value in values]
     wrong = next((name for name, equals, _value in pairs if not (name and equals)), None)
     if wrong is not None:

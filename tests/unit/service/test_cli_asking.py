@@ -122,3 +122,24 @@ def test_times_may_be_compared_at_the_seed_of_the_program_and_reports_may_not() 
 def test_a_question_without_a_change_is_refused() -> None:
     with pytest.raises(SpecError, match="nothing differs"):
         AskedChange(command=("a",))
+
+
+@pytest.mark.parametrize(
+    ("command", "changes"),
+    [
+        ("python train.py --lr 1e-3", "--lr 1e-3"),
+        ("python train.py --lr=1e-3 --fused", "--fused"),
+        ("python train.py --fused --lr 1e-3", "--lr 1e-3 --fused"),
+        ("python train.py lr=1e-3 width=8", "width=8"),
+    ],
+)
+def test_a_change_that_the_command_has_already_is_refused_and_named(command: str, changes: str) -> None:
+    with pytest.raises(SpecError, match=f"the command has {changes} already"):
+        AskedChange(command=tuple(shlex.split(command)), changes=tuple(shlex.split(changes)))
+    AskedChange(command=tuple(shlex.split(command)), changes=tuple(shlex.split(changes)), env={"A": "1"})
+
+
+def test_a_variant_of_a_commit_has_the_name_that_its_author_gave() -> None:
+    asked = AskedChange(command=("a",), commit=40 * "f", revision="origin/fused@{1}")
+    assert asked.name == "origin-fused-1"
+    assert asked.spec()["variants"] == {"origin-fused-1": {"code": {"commit": 40 * "f"}}}

@@ -121,4 +121,4 @@ def test_planted_faults_of_back_ends_show_on_the_page_of_nodes(monkeypatch: pyte
     assert reasons["loss=liger", "one, other"] == "it gave no answer, so it may crash"
     assert len(reasons) == 5
     assert cpu.versions.note == "Different between these nodes: torch."
-    assert (gpu.results.rows[0][0].text, gpu.failures.rows, gpu.versions.note) == ("third", (), "")
+    assert (gpu.results.rows, gpu.failures.rows, gpu.versions.note) == ((), (), ""), "nothing was tried there"

@@ -15,7 +15,7 @@ import pytest
 
 from ablate.experiments.errors import CodeArchiveError
 from ablate.experiments.records import code_archive, code_tree
-from ablate.experiments.records.code_archive import pack_code, unpack_code
+from ablate.experiments.records.code_archive import ASKED, pack_code, unpack_code
 from ablate.experiments.records.code_tree import tree_digest
 from tests.repositories import walked
 
@@ -116,6 +116,19 @@ def test_of_a_work_tree_the_files_that_git_does_not_ignore(tmp_path: Path, monke
     (tree / "build/x").write_text("")
     with pytest.raises(CodeArchiveError, match="git ignores all files"):
         pack_code(tree / "build")
+
+
+def test_a_spec_that_ask_wrote_beside_the_program_is_no_code(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("pass")
+    (tmp_path / "ask-own.yaml").write_text("lr: 1e-3")
+    before = pack_code(tmp_path)
+    (tmp_path / "ask-lr-2e-3.yaml").write_text(f"{ASKED}, which overwrites it.\n")
+    after = pack_code(tmp_path)
+    assert (after.digest, after.names()) == (before.digest, {"train.py", "ask-own.yaml"})
+    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
+    assert pack_code(tmp_path).digest == before.digest
+    (tmp_path / "ask-lr-2e-3.yaml").rename(tmp_path / "mine.yaml")
+    assert pack_code(tmp_path).names() == {"train.py", "ask-own.yaml", "mine.yaml"}
 
 
 def test_a_tracked_file_behind_a_link_is_not_read_through_it(tmp_path: Path) -> None:

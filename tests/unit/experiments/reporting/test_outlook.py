@@ -48,11 +48,9 @@ def test_a_line_has_the_numbers_of_the_samples_and_says_probably_only_if_zero_is
         if blocks < 8:
             assert f"not publishable: {blocks} of 8 planned blocks counted" in line
     last = [line for line in lines if line.startswith("Continue: ")]
-    many = [line for line in lines if "at this noise proof takes about" in line]
+    many = [line for line in lines if "the noise here is larger than such an effect" in line]
     needed = [one.blocks_needed or 0 for one in to_continue(verdict.variants) if one.cause in OPEN]
-    assert [re.search(r"about ([\d,]+) blocks\.", line)[1].replace(",", "") for line in many] == [  # type: ignore[index]
-        str(blocks) for blocks in needed if blocks > 80
-    ]
+    assert len(many) == sum(blocks > 80 for blocks in needed)
     assert last == (
         ["Continue: ablate run --continue factory"] if len(to_continue(verdict.variants)) > len(many) else []
     )
@@ -63,7 +61,7 @@ def test_a_line_has_the_numbers_of_the_samples_and_says_probably_only_if_zero_is
     ("node_class", "metric", "words"),
     [
         ("cpu", "process_s", "the processor time of a command (metric cpu_s)"),
-        ("cpu", "cpu_s", "or close other programs"),
+        ("cpu", "cpu_s", "let the program train for more steps"),
         ("h200", "tokens_per_s", "on a node that nothing else uses"),
     ],
 )
@@ -76,7 +74,7 @@ def test_noise_that_takes_many_blocks_gets_a_remedy_and_no_command(node_class: s
     noisy = variant.model_copy(update=changes)
     lines = outlook(verdict.model_copy(update={"node_class": node_class}), [noisy])
     assert len(lines) == 1
-    assert "proof takes about 812 blocks" in lines[0]
+    assert "812" not in lines[0]
     assert words in lines[0]
 
 

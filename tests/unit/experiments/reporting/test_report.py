@@ -182,7 +182,7 @@ def test_render_explains_a_capped_verdict() -> None:
 
 def test_render_says_how_many_blocks_would_resolve_the_margin(undrawn: None) -> None:
     view = views.cpu_view(
-        noise=0.02, arms={"baseline": views.Effect(), "cache": views.Effect(gates={"psiv_cache": True})}
+        noise=0.004, arms={"baseline": views.Effect(), "cache": views.Effect(gates={"psiv_cache": True})}
     )
     assert view.verdict is not None
     needed = view.verdict.variants[0].blocks_needed

@@ -144,11 +144,13 @@ def test_help_names_the_command_and_what_another_ablation_would_give() -> None:
 def test_where_admission_is_lacking_the_command_comes_before_a_number_of_blocks_and_is_in_every_header() -> None:
     few, command = "5 A/A blocks are known for this device; 20 admit it", "ablate aa cpu --like abl_1"
     known = Circumstances(admission=Admission(refused_because=few, mended_by=command))
-    more = {"blocks_needed": 800, "chances": {800: 0.815}, "device_minutes_needed": 43.0}
+    more = {"blocks_needed": 40, "chances": {40: 0.815}, "device_minutes_needed": 43.0}
     judged = verdict(known, **OPEN | {"measured": VerdictWord.INCONCLUSIVE}, cause=Cause.NOT_PROVED, **more)
     first, second, *_ = sentences.remarks(judged, judged.variants[0])
     assert first == f"To calibrate: {command}."
-    assert second.startswith("Once the device is calibrated, another ablation of 800 blocks would answer with a chance")
+    assert second.startswith("Once the device is calibrated, another ablation of 40 blocks would answer with a chance")
+    far = judged.variants[0].model_copy(update={"blocks_needed": 812})
+    assert "812" not in "".join(sentences.remarks(judged, far)), "the first lines say what to do instead"
     header = f"uncalibrated: {few}; to calibrate: {command}"
     assert lay_out(judged).caveat == header
     assert header in verdict_markdown(judged)

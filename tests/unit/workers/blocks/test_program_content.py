@@ -23,9 +23,8 @@ from ablate.experiments.records.plan_file import make_plan_file
 from ablate.experiments.records.receipt_check import verify
 from ablate.experiments.records.receipts import Receipt
 from ablate.workers.blocks.receipt import TrialRecord
-from ablate.workers.commands.device_samples import DeviceSamples
-from ablate.workers.commands.program import RanProgram, result_of
-from ablate.workers.commands.program_end import ProgramEnd, not_finite, program_failure
+from ablate.workers.commands.program import result_of
+from ablate.workers.commands.program_end import ProgramEnd, ProgramRun, not_finite, program_failure
 from ablate.workers.commands.ranks import ProgramMarks
 from ablate.workers.errors import BlockBroken
 from ablate.workers.node import Node, find_node
@@ -130,7 +129,7 @@ def ran(messages: list[dict[str, Any]], config: ProgramArm, clock: random.Random
         most_bytes=2**30,
         reached=False,
     )
-    program = RanProgram(end=end, marks=marks, samples=DeviceSamples(0))
+    program = ProgramRun(end=end, marks=marks, reported=marks.reported)
     result = result_of(config, program, None, code=None)
     failure = program_failure(config, end)
     own = {"peak_allocated_bytes": 1, "peak_reserved_bytes": 1, "foreign_load": 0.01, "process_s": 2.0}
