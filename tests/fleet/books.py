@@ -101,9 +101,9 @@ def count(books: Books, api: Api, cluster: Cluster) -> None:
 
 
 _PARTS = ("counted", "hit by a trouble", "repeated without a trouble", "ending after a trouble", "idle")
-"""The time of a worker: in attempts that count; in attempts in vain during which a trouble hit its job; in other ones in
-vain; from a trouble to the end of the worker, without a block; and all other time without a block: before the first
-one, between two, and before the end of a worker that finds no more work."""
+"""The time of a worker: in attempts that count; in attempts in vain during which a trouble hit its job; in other
+attempts in vain; without a block from a trouble to the worker's end; and all other time without a block, which is
+before the first one, between two, and before the end of a worker that finds no more work."""
 
 
 def _seconds(there: Sequence[Row[Any]], runs: Sequence[Row[Any]], log: Sequence[Trouble]) -> dict[str, float]:

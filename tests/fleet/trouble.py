@@ -4,7 +4,6 @@ Its programs wait and compute nothing, so that many workers share few cores with
 """
 
 import random
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ _DOWN_S = 10.0
 _LOOK_S = 0.5
 
 
-def run(  # noqa: PLR0913 - the size of a run, as its caller chooses it
+def run(
     folder: Path, *, num_nodes: int, num_blocks: int, troubles: int, every_s: float, trial_s: float, seed: int = 1
 ) -> Books:
     """Run an ablation of `num_blocks` blocks on a cluster, with so many troubles of `TROUBLES` in turn.
@@ -129,7 +128,7 @@ def _fleet(cluster: Cluster, api: Api, *, most: int) -> Iterator[None]:
     try:
         yield
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # a shell may let its background processes ignore SIGINT
         process.wait()
 
 

@@ -21,7 +21,7 @@ from ablate.experiments.design.packages import (
 )
 from ablate.experiments.design.problems import listed, nearest, pointer, shown
 from ablate.experiments.design.spec import AblationSpec
-from ablate.experiments.design.workload import Workload
+from ablate.experiments.design.workload import Workload, lane_over
 from ablate.experiments.errors import SpecProblem
 from ablate.experiments.outcomes import BASELINE
 
@@ -92,7 +92,7 @@ class PackageArm(ProgramArm):
 
     def lane(self) -> str:
         """Return the lane of the nodes with the recipe and its code."""
-        return lane_of_package(self.package.recipe, self.package.digest)
+        return lane_over(lane_of_package(self.package.recipe, self.package.digest), self.nodes)
 
     @property
     def libraries(self) -> tuple[Path, ...]:
@@ -106,7 +106,8 @@ class PackageArm(ProgramArm):
     def shape(self) -> dict[str, Any]:
         """Return the recipe with its values, gates excepted, and the number of devices."""
         shared = {"recipe": self.package.recipe, "version": self.package.version}
-        return {**shared, "values": dict(self.values), "devices": self.devices}
+        nodes = {} if self.nodes == 1 else {"nodes": self.nodes}
+        return {**shared, "values": dict(self.values), "devices": self.devices, **nodes}
 
     def content(self) -> dict[str, Any]:
         """Return the program and its values; its recipe may have any name."""
