@@ -205,7 +205,7 @@ def test_torchrun_over_two_nodes_comes_to_a_verdict_that_names_the_slow_node(
     assert "node n0 was" not in str(verdict)
     with enrolled.store.read() as connection:
         stored = [json.loads(text) for text in connection.execute(select(receipts.c.payload)).scalars()]
-    assert len(stored) == 18
+    assert len(stored) == answer.json()["plan"]["trials"]
     for one in stored:
         assert one["program"]["rank_nodes"] == ["n0", "n1"]
         assert one["program"]["reported"] == {"reads_keys": 0.0, "reaches_slurm": 0.0}

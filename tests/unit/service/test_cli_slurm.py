@@ -45,6 +45,7 @@ def fleet(folder: Path, **changes: Any) -> slurm.SlurmFleet:
         "name": "ablate-h200-1",
         "node_class": "h200",
         "devices": 1,
+        "nodes": 1,
         "url": "https://ablate.example.org",
         "token_file": folder / "to ken",
         "program": str(folder / "work er"),
