@@ -23,7 +23,9 @@ def main() -> int:
         "--troubles", type=int, default=200, help=f"in turn: {', '.join(dict.fromkeys(trouble.TROUBLES))}"
     )
     parser.add_argument("--every", type=float, default=5.0, help="mean seconds between two troubles")
-    parser.add_argument("--trial", type=float, default=28.0, help="seconds that a trial waits; a block has two")
+    parser.add_argument(
+        "--trial", type=float, default=24.0, help="seconds that a trial waits; a block has two or three"
+    )
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     reason = cluster.missing()

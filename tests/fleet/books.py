@@ -43,6 +43,8 @@ class Books:
     shares: dict[str, float] = field(default_factory=dict)
     """Of the time of all workers from their registrations to their ends: see `_shares`."""
     worker_minutes: float = 0.0
+    job_minutes: float = 0.0
+    """Of all jobs that ran while there was work, by looks at Slurm. The rest of them is the start of workers."""
     workers: int = 0
     orphans: int = 0
     """Processes of workers after their jobs."""

@@ -6,7 +6,7 @@ Its programs wait and compute nothing, so that many workers share few cores with
 import random
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def run(
 ) -> Books:
     """Run an ablation of `num_blocks` blocks on a cluster, with so many troubles of `TROUBLES` in turn.
 
-    A trouble comes every `every_s` seconds on average. A block has trials of two arms, which wait for `trial_s` each.
+    A trouble comes every `every_s` seconds on average. A block has trials of two arms and a control, which wait for `trial_s` each.
     """
     books, began = Books(num_blocks), time.monotonic()
     with (
@@ -51,11 +51,15 @@ def run(
         reconciler = Reconciler(api.store)
         with _fleet(cluster, api, most=num_nodes):
             trouble = _Troubles(cluster, books.log, troubles, every_s=every_s, seed=seed)
+            looked = time.monotonic()
             while _number_of(api, "queued", "running"):
                 reconciler.tick()
-                books.most_jobs = max(books.most_jobs, len(cluster.jobs("RUNNING", "PENDING")))
+                jobs, before = cluster.jobs("RUNNING"), looked
+                looked = time.monotonic()
+                books.job_minutes += len(jobs) * (looked - before) / 60
+                books.most_jobs = max(books.most_jobs, len(jobs) + len(cluster.jobs("PENDING")))
                 if _number_of(api, "running"):  # troubles of idle workers prove little
-                    trouble.make()
+                    trouble.make(jobs)
                 time.sleep(_LOOK_S)
             until(lambda: not cluster.jobs(), what="the end of idle workers", pause_s=0.5)
         count(books, api, cluster)
@@ -89,13 +93,12 @@ class _Troubles:
         """When a node is back."""
         self._due = time.monotonic() + every_s
 
-    def make(self) -> None:
-        """Make the next trouble if it is due, and bring failed nodes back."""
+    def make(self, jobs: Sequence[str]) -> None:
+        """Make the next trouble, of one of these jobs, if it is due, and bring failed nodes back."""
         now = time.monotonic()
         for node in [node for node, back in self._down.items() if back <= now]:
             del self._down[node]
             self._cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
-        jobs = self._cluster.jobs("RUNNING")
         if now < self._due or len(self._log) >= self._number or not jobs:
             return
         job, kind = self._drawn.choice(jobs), TROUBLES[len(self._log) % len(TROUBLES)]
@@ -116,7 +119,7 @@ def _fleet(cluster: Cluster, api: Api, *, most: int) -> Iterator[None]:
     answer = api.client.post("/v1/enrolments", headers=api.admin, json={"node_class": "cpu", "uses": 10_000})
     token = cluster.folder / "token"
     token.write_text(answer.json()["secret"])
-    options = ["--max", most, "--work", "1s", "--time", "3h", "--signal", "2m", "--idle", "5s", "--every", "1s"]
+    options = ["--max", most, "--work", "1s", "--time", "3h", "--signal", "2m", "--idle", "3s", "--every", "1s"]
     options += ["--logs", cluster.folder, "--set", "ABLATE_QUIET_S=0", "--set", "ABLATE_POLL_S=0.5"]
     options += ["--set", "ABLATE_DEVICE_LOCKS=home", "--set", "ABLATE_ACCEPT_CODE=true"]
     command = [PROGRAM, "fleet", "slurm", "cpu", "--token-file", token, *options]

@@ -85,7 +85,8 @@ def node_names(data_dir: Path) -> tuple[str, ...]:
 
 def run_on_nodes(order: TrialOrder) -> TrialResult:
     """Run the command of `order` on all nodes of the allocation; return the result, which may be a failure."""
-    _end_old_steps()
+    if end_steps(patience_s=_END_S):
+        raise OSError(f"Slurm did not end the step of an earlier trial within {_END_S:.0f} s")
     config, parts = order.program, _Parts(order)
     with order.paths.log.open("ab") as log, order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
         progress = Progress(config, steps, Load(), DeviceSamples(0))
@@ -259,18 +260,22 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _end_old_steps() -> None:
-    """End what an earlier trial left on other nodes: one whose process was killed, srun with it. Raises OSError."""
-    deadline = time.monotonic() + _END_S
+def end_steps(*, patience_s: float) -> list[str]:
+    """End what a trial left on other nodes: one whose process was killed, srun with it. Return the steps that are left.
+
+    Raises OSError if Slurm does not say.
+    """
+    deadline = time.monotonic() + patience_s
     while steps := [step for step in _steps() if step.rpartition(".")[2].isdigit()]:
-        if time.monotonic() > deadline:
-            raise OSError(f"Slurm did not end step {steps[0]} of an earlier trial within {_END_S:.0f} s")
         subprocess.run(["scancel", "--signal=KILL", *steps], check=False, capture_output=True)
-        time.sleep(1.0)
+        if time.monotonic() >= deadline:
+            return steps
+        time.sleep(_POLL_S)
+    return []
 
 
 def _steps() -> list[str]:
-    """Return the steps of this job. Raises OSError if Slurm does not say."""
+    """Return the steps of this job, that of its script included. Raises OSError if Slurm does not say."""
     command = ["squeue", "--noheader", "--steps", f"--jobs={os.environ['SLURM_JOB_ID']}", "--format=%i"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

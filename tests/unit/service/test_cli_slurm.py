@@ -150,22 +150,29 @@ ROWS = st.lists(
         WaitingPublic,
         node_class=st.sampled_from(["h200", "cpu"]),
         devices=st.sampled_from([1, 2, 8]),
+        nodes_each=st.sampled_from([1, 2]),
         blocks=st.integers(1, 200),
         device_minutes=st.floats(0.01, 1e5),
         least_s=st.just(60.0),
         nodes=st.integers(0, 9),
     ),
-    unique_by=lambda row: (row.node_class, row.devices),
+    unique_by=lambda row: (row.node_class, row.devices, row.nodes_each),
     max_size=6,
 )
 
 
-@given(waiting=ROWS, devices=st.sampled_from([1, 2, 8]), work_s=st.integers(1, 10**5), most=st.integers(1, 50))
+@given(
+    waiting=ROWS,
+    devices=st.sampled_from([1, 2, 8]),
+    nodes=st.sampled_from([1, 2]),
+    work_s=st.integers(1, 10**5),
+    most=st.integers(1, 50),
+)
 def test_as_many_jobs_as_the_work_needs_and_never_more_than_blocks(
-    waiting: list[WaitingPublic], devices: int, work_s: int, most: int
+    waiting: list[WaitingPublic], devices: int, nodes: int, work_s: int, most: int
 ) -> None:
-    number = fleet(Path("/f"), devices=devices).wanted(waiting, work_s=work_s, most=most)
-    mine = [row for row in waiting if row.node_class == "h200" and row.devices == devices]
+    number = fleet(Path("/f"), devices=devices, nodes=nodes).wanted(waiting, work_s=work_s, most=most)
+    mine = [row for row in waiting if (row.node_class, row.devices, row.nodes_each) == ("h200", devices, nodes)]
     if not mine:
         assert number == 0
         return
