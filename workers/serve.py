@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from ablate.experiments.design.kinds.program import needed_secret
-from ablate.experiments.design.packages import LANE, installed
-from ablate.experiments.design.workload import COMMAND, lane_over
+from ablate.experiments.design.packages import LANE, installed, lane_over
+from ablate.experiments.design.workload import COMMAND
 from ablate.experiments.errors import SigningUnavailable
 from ablate.experiments.outcomes import ExitCode
 from ablate.experiments.records.signing import Signer
@@ -23,9 +23,10 @@ from ablate.experiments.system.logs import configure_logging
 from ablate.model.measurements import GIB
 from ablate.workers.blocks.block_runner import NodeContext
 from ablate.workers.blocks.code_cache import CodeCache
-from ablate.workers.commands.several_nodes import allocated_nodes, node_names
+from ablate.workers.commands.several_nodes import node_names
 from ablate.workers.devices.device_lock import DeviceLock
 from ablate.workers.devices.node_health import NodeHealth, ReleaseProof
+from ablate.workers.environment_variables import allocated_nodes
 from ablate.workers.errors import ApiUnreachable, WorkerError
 from ablate.workers.isolation.node_secrets import read_secrets
 from ablate.workers.leases.enrolment import Enroller, enroller

@@ -41,19 +41,6 @@ from ablate.experiments.documents import Frozen
 from ablate.experiments.kernel_pattern import MAX_PATTERN, KernelPattern, PatternError
 
 COMMAND = "command"
-
-
-def lane_over(lane: str, nodes: int) -> str:
-    """Return the lane of workers with an allocation of so many nodes, who offer no other ones."""
-    return lane if nodes == 1 else f"{lane}*{nodes}"
-
-
-def nodes_of_lane(lane: str) -> int:
-    """Return the nodes over which a trial of this lane runs."""
-    number = lane.rpartition("*")[2]
-    return int(number) if "*" in lane and number.isdecimal() else 1
-
-
 """Name of a workload that is a command, in the place of a recipe's."""
 PLACEHOLDERS = ("seed", "out", "steps")
 """Words in braces that are filled in: the block's seed, a folder for the trial's files, the number of steps."""

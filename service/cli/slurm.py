@@ -88,6 +88,10 @@ class SlurmFleet:
         for setting in self.settings:
             if not _SETTING.fullmatch(setting):
                 raise FleetError(f"--set is {setting!r}; allowed: NAME=value, such as ABLATE_ACCEPT_CODE=true")
+        if self.nodes > 1 and not any(setting.startswith("ABLATE_DATA_DIR=") for setting in self.settings):
+            raise FleetError(
+                "the nodes of a job share the prepared code: name a folder that they all see, --caches DIR"
+            )
         if self.time_s < 60 or self.signal_s >= self.time_s:
             raise FleetError(
                 f"a job of {duration(self.time_s)} with a signal {duration(self.signal_s)} before its end does "

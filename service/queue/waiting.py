@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row
 
 from ablate.experiments.block_numbers import block_name
+from ablate.experiments.design.packages import nodes_of_lane
 from ablate.experiments.design.plan import Plan
-from ablate.experiments.design.workload import nodes_of_lane
 from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import AblationState
 from ablate.experiments.reporting.wording import counted, duration

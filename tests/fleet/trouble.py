@@ -39,7 +39,8 @@ def run(
 ) -> Books:
     """Run an ablation of `num_blocks` blocks on a cluster, with so many troubles of `TROUBLES` in turn.
 
-    A trouble comes every `every_s` seconds on average. A block has trials of two arms and a control, which wait for `trial_s` each.
+    A trouble comes every `every_s` seconds on average. A block has trials of two arms and of a control, each of which
+    waits for `trial_s`.
     """
     books, began = Books(num_blocks), time.monotonic()
     with (

@@ -24,6 +24,7 @@ from ablate.workers.commands.program import RanProgram, program_folders, run_mar
 from ablate.workers.commands.program_socket import ProgramMessage
 from ablate.workers.devices.inventory import find_devices
 from ablate.workers.devices.probe_types import changes
+from ablate.workers.environment_variables import named_class, slurm_task
 from ablate.workers.isolation.environment import use_environment
 from ablate.workers.node import find_node
 from ablate.workers.paths import TrialPaths, limit_files
@@ -34,11 +35,10 @@ _LINE_BYTES = 900
 """Slurm keeps shorter lines whole, and tears and mixes longer ones."""
 MORE, LAST = "+", "."
 """First letter of a line: of a part of a message, and of its last part."""
-NODE, TASK = "SLURMD_NODENAME", "SLURM_PROCID"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PartOrder:
     """The order of a trial for every node."""
 
     order: TrialOrder
@@ -47,7 +47,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class FactsOrder:
     """The order to describe the node, before any trial."""
 
     shared: Path
@@ -59,15 +59,10 @@ def main() -> int:
     order = pickle.load(sys.stdin.buffer)  # noqa: S301 - srun passes on what the trial's process wrote
     printer = _Printer(os.dup(1))
     os.dup2(2, 1)  # whatever else is printed belongs to the log
-    if isinstance(order, Question):
+    if isinstance(order, FactsOrder):
         printer.print({"facts": _facts(order)})
         return 0
     return _in_a_child(order, printer)
-
-
-def _node_class() -> str | None:
-    """Return the class that the worker's operator has named; srun passes on its environment."""
-    return os.environ.get("ABLATE_NODE_CLASS")
 
 
 class _Printer:
@@ -78,7 +73,7 @@ class _Printer:
 
     def print(self, message: Mapping[str, Any]) -> None:
         """Print one message."""
-        text = json.dumps({"node": os.environ.get(NODE, ""), **message})
+        text = json.dumps({"node": slurm_task().node, **message})
         pieces = [text[start : start + _LINE_BYTES] for start in range(0, len(text), _LINE_BYTES)]
         marks = [*[MORE] * (len(pieces) - 1), LAST]
         lines = "".join(f"{mark}{piece}\n" for mark, piece in zip(marks, pieces, strict=True)).encode("ascii")
@@ -86,20 +81,20 @@ class _Printer:
             lines = lines[os.write(self._output, lines) :]
 
 
-def _facts(question: Question) -> dict[str, str]:
+def _facts(order: FactsOrder) -> dict[str, str]:
     """Return what has to be equal on all nodes of an allocation, by name."""
-    node = find_node("", _node_class())
+    node = find_node("", named_class())
     return {
         "class": node.node_class.name,
         "code": node.code.digest,
         "number of cores": str(node.cores),
         "devices": ", ".join(device.name for device in node.devices.devices),
-        f"file {question.shared}": "there" if question.shared.exists() else "missing",
+        f"file {order.shared}": "there" if order.shared.exists() else "missing",
         **node.versions,
     }
 
 
-def _in_a_child(part: Part, printer: _Printer) -> int:
+def _in_a_child(part: PartOrder, printer: _Printer) -> int:
     """Run the part in a child, which isolates itself; then end what it left, and remove its files."""
     folder = Path(tempfile.mkdtemp(prefix="ablate-part-"))
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))
@@ -115,7 +110,7 @@ def _in_a_child(part: Part, printer: _Printer) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(part: Part, printer: _Printer, folder: Path) -> int:
+def _run(part: PartOrder, printer: _Printer, folder: Path) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
     adopt_orphans()
@@ -129,9 +124,9 @@ def _run(part: Part, printer: _Printer, folder: Path) -> int:
     return 0
 
 
-def _ran(part: Part, printer: _Printer, order: TrialOrder) -> dict[str, Any]:
+def _ran(part: PartOrder, printer: _Printer, order: TrialOrder) -> dict[str, Any]:
     """Run the program, isolated; return its end."""
-    devices = find_devices(_node_class())
+    devices = find_devices(named_class())
     held = devices.held(order.config.devices)
     before = [devices.probe.state(device.index) for device in held]
     order.paths.log.touch()
@@ -149,7 +144,7 @@ def _ran(part: Part, printer: _Printer, order: TrialOrder) -> dict[str, Any]:
     after = [devices.probe.state(device.index) for device in held]
     events = map(changes, before, after)
     own = HeldNode(
-        name=os.environ[NODE],
+        name=slurm_task().node,
         foreign_load=ran.measured.get("foreign_load"),
         stolen_load=ran.measured.get("stolen_load"),
         devices=tuple(
@@ -174,10 +169,11 @@ class _Forward:
             new = new[os.write(2, new) :]
 
 
-def _meeting(part: Part) -> dict[str, str]:
+def _meeting(part: PartOrder) -> dict[str, str]:
     """Return the variables by which the ranks of all nodes meet; torchrun reads those that begin with PET."""
-    own = {"NNODES": os.environ["SLURM_NNODES"], "NODE_RANK": os.environ[TASK]}
-    own |= {"MASTER_ADDR": os.environ["SLURM_LAUNCH_NODE_IPADDR"], "MASTER_PORT": str(part.port)}
+    task = slurm_task()
+    own = {"NNODES": task.num_nodes, "NODE_RANK": task.number}
+    own |= {"MASTER_ADDR": task.launcher, "MASTER_PORT": str(part.port)}
     return own | {f"PET_{name}": value for name, value in own.items()}
 
 

@@ -121,7 +121,7 @@ def run_marked(
     samples = DeviceSamples(config.devices if order.device_type == "cuda" else 0)
     lines = config.lines if config.evaluate is None else {}  # its own lines are those of the evaluation
     with order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
-        progress = Progress(config, steps, load, samples, forward)
+        progress = MarksFollower(config, steps, load, samples, forward)
         ran = run_to_end(order, config, folders, log, follower=progress, lines=lines, variables=variables)
     measured = _measured(config, ran.marks, load, _peak_bytes(ran.marks, on_host=order.device_type == "cpu"))
     if ran.ended_at is not None:
@@ -197,7 +197,7 @@ def _own_cpu_s() -> float:
 
 
 @dataclass(frozen=True)
-class Progress(Follower):
+class MarksFollower(Follower):
     """Stores messages and writes the steps of the first rank for people who watch."""
 
     config: ProgramArm

@@ -26,11 +26,12 @@ from ablate.experiments.records.receipts import HeldNode
 from ablate.experiments.system.processes import OWN_PYTHON, die_with_parent
 from ablate.workers.commands import node_part
 from ablate.workers.commands.device_samples import DeviceSamples
-from ablate.workers.commands.node_part import LAST, Part, Question
-from ablate.workers.commands.program import Load, Progress, RanProgram, finished
+from ablate.workers.commands.node_part import LAST, FactsOrder, PartOrder
+from ablate.workers.commands.program import Load, MarksFollower, RanProgram, finished
 from ablate.workers.commands.program_end import ProgramEnd, exit_words, program_failure
 from ablate.workers.commands.program_socket import ProgramMessage
 from ablate.workers.commands.ranks import ProgramMarks
+from ablate.workers.environment_variables import allocated_nodes, slurm_job
 from ablate.workers.errors import AllocationUnfit
 from ablate.workers.isolation.environment import environment_with_packages
 from ablate.workers.isolation.node_secrets import Mask
@@ -47,11 +48,6 @@ _PROGRAM = f"import sys; from {node_part.__name__} import main; sys.exit(main())
 """Not `-m`, which would import the module a second time by another name."""
 
 
-def allocated_nodes() -> int:
-    """Return the number of nodes of the Slurm job whose script started this process; 1 elsewhere."""
-    return 1 if "SLURM_STEP_ID" in os.environ else int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-
-
 def node_names(data_dir: Path) -> tuple[str, ...]:
     """Return the names of the nodes of this worker's allocation, which are alike and share `data_dir`.
 
@@ -60,7 +56,7 @@ def node_names(data_dir: Path) -> tuple[str, ...]:
     data_dir.mkdir(parents=True, exist_ok=True)
     facts: dict[str, dict[str, str]] = {}
     with tempfile.NamedTemporaryFile(dir=data_dir, prefix=".shared-") as shared, tempfile.TemporaryFile() as log:
-        step = _Step(Question(shared=Path(shared.name)), allocated_nodes(), log)
+        step = _Step(FactsOrder(shared=Path(shared.name)), allocated_nodes(), log)
         for line in step.lines(late=lambda: time.monotonic() > step.began + _FACTS_S):
             facts[line["node"]] = line["facts"]
         code = step.end()
@@ -87,10 +83,10 @@ def run_on_nodes(order: TrialOrder) -> TrialResult:
     """Run the command of `order` on all nodes of the allocation; return the result, which may be a failure."""
     if end_steps(patience_s=_END_S):
         raise OSError(f"Slurm did not end the step of an earlier trial within {_END_S:.0f} s")
-    config, parts = order.program, _Parts(order)
+    config, parts = order.program, _TrialParts(order)
     with order.paths.log.open("ab") as log, order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
-        progress = Progress(config, steps, Load(), DeviceSamples(0))
-        step = _Step(Part(order=order, port=_free_port()), config.nodes, log)
+        progress = MarksFollower(config, steps, Load(), DeviceSamples(0))
+        step = _Step(PartOrder(order=order, port=_free_port()), config.nodes, log)
         for line in step.lines(late=parts.is_late):
             parts.take(line, progress)
         code = step.end()
@@ -100,7 +96,7 @@ def run_on_nodes(order: TrialOrder) -> TrialResult:
 class _Step:
     """A step of Slurm with one task on each node."""
 
-    def __init__(self, order: Part | Question, num_nodes: int, log: BinaryIO) -> None:
+    def __init__(self, order: PartOrder | FactsOrder, num_nodes: int, log: BinaryIO) -> None:
         self.num_nodes, self.began = num_nodes, time.monotonic()
         self._process = subprocess.Popen(
             [
@@ -146,7 +142,7 @@ class _Step:
         return self._process.wait()
 
 
-class _Parts:
+class _TrialParts:
     """What the parts of a trial have said so far."""
 
     def __init__(self, order: TrialOrder) -> None:
@@ -163,7 +159,7 @@ class _Parts:
         """Return whether parts still run although the program failed on another node some time ago."""
         return time.monotonic() > self._late_at
 
-    def take(self, line: Mapping[str, Any], progress: Progress) -> None:
+    def take(self, line: Mapping[str, Any], progress: MarksFollower) -> None:
         """Store a message of a part."""
         node = line["node"]
         if "mark" in line:
@@ -276,7 +272,7 @@ def end_steps(*, patience_s: float) -> list[str]:
 
 def _steps() -> list[str]:
     """Return the steps of this job, that of its script included. Raises OSError if Slurm does not say."""
-    command = ["squeue", "--noheader", "--steps", f"--jobs={os.environ['SLURM_JOB_ID']}", "--format=%i"]
+    command = ["squeue", "--noheader", "--steps", f"--jobs={slurm_job()}", "--format=%i"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"squeue cannot list the steps of this job: {done.stderr.strip()}")

@@ -15,6 +15,7 @@ from ablate.experiments.design.gate_readings import GateReading, declared_readin
 from ablate.experiments.design.kinds.kind import Draft, Drafts
 from ablate.experiments.design.kinds.program import Evaluation, ProgramArm, kernel_problems, shared_fields
 from ablate.experiments.design.metrics import PROCESS_METRICS, SEED_METRICS
+from ablate.experiments.design.packages import lane_over
 from ablate.experiments.design.problems import listed, pointer, shown
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.workload import (
@@ -27,7 +28,6 @@ from ablate.experiments.design.workload import (
     SpecPart,
     VariantSpec,
     Workload,
-    lane_over,
 )
 from ablate.experiments.errors import SpecProblem
 from ablate.experiments.node_classes import NODE_CLASSES

@@ -17,11 +17,12 @@ from ablate.experiments.design.packages import (
     code_folders,
     installed,
     lane_of_package,
+    lane_over,
     recipe_names,
 )
 from ablate.experiments.design.problems import listed, nearest, pointer, shown
 from ablate.experiments.design.spec import AblationSpec
-from ablate.experiments.design.workload import Workload, lane_over
+from ablate.experiments.design.workload import Workload
 from ablate.experiments.errors import SpecProblem
 from ablate.experiments.outcomes import BASELINE
 

@@ -65,9 +65,7 @@ def slurm_(  # noqa: PLR0913, PLR0917 - a command's options are its function's a
     named = {"partition": partition, "gres": gres, "account": account, "output": f"{logs}/%x-%j.log" if logs else ""}
     flags = [*(["--exclusive"] if exclusive else []), "--requeue" if requeue else "--no-requeue", *(sbatch or ())]
     shared = [] if caches is None else [f"ABLATE_DATA_DIR={caches.absolute()}"]
-    if nodes > 1 and caches is None:
-        raise FleetError("the nodes of a job share the prepared code: name a folder that they all see, --caches DIR")
-    http = ["ABLATE_ALLOW_HTTP=true"] if get_client_settings().allow_http else []
+    shared += ["ABLATE_ALLOW_HTTP=true"] if get_client_settings().allow_http else []
     with Client() as client:
         jobs = slurm.SlurmFleet(
             name=name or f"ablate-{node_class}-{devices}{f'x{nodes}' if nodes > 1 else ''}",
@@ -81,20 +79,14 @@ def slurm_(  # noqa: PLR0913, PLR0917 - a command's options are its function's a
             signal_s=duration(early, "--signal"),
             idle_s=duration(idle, "--idle"),
             options=(*(f"--{option}={value}" for option, value in named.items() if value), *flags),
-            settings=(*http, *shared, *(settings or ())),
+            settings=(*shared, *(settings or ())),
             setup=tuple(setup or ()),
         )
         if only_print:
             typer.echo(jobs.script(), nl=False)
             return
-        _keep(
-            client,
-            jobs,
-            most,
-            duration(work, "--work"),
-            array=array,
-            every_s=None if once else duration(every, "--every"),
-        )
+        pause_s = None if once else duration(every, "--every")
+        _keep(client, jobs, most, duration(work, "--work"), array=array, every_s=pause_s)
 
 
 def _checked(token_file: Path) -> Path:

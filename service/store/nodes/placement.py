@@ -11,9 +11,9 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func,
 
 from ablate.experiments.design.gates import BACK_ENDS
 from ablate.experiments.design.kinds.program import SECRET
-from ablate.experiments.design.packages import LANE
+from ablate.experiments.design.packages import LANE, nodes_of_lane
 from ablate.experiments.design.plan import Plan
-from ablate.experiments.design.workload import COMMAND, nodes_of_lane
+from ablate.experiments.design.workload import COMMAND
 from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.reporting.wording import counted
 from ablate.kernels.backends import Lane

@@ -135,10 +135,11 @@ def test_the_worker_ends_before_its_job_and_drains_before_it_ends(time_s: int, s
         ({"options": ("--qos=a\n#SBATCH --x",)}, "is no option of sbatch"),
         ({"settings": ("1X=2",)}, "allowed: NAME=value"),
         ({"settings": ("X",)}, "allowed: NAME=value"),
+        ({"nodes": 2}, "share prepared code: name a folder that they all see, --caches DIR"),
         ({"time_s": 59, "signal_s": 1}, "allowed: --time of a minute or more"),
         ({"time_s": 600, "signal_s": 600}, "allowed: --time of a minute or more"),
     ],
-    ids=["space", "word", "line", "name", "value", "short", "signal"],
+    ids=["space", "word", "line", "name", "value", "no folder", "short", "signal"],
 )
 def test_what_a_script_cannot_hold_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(FleetError, match=words):
@@ -171,7 +172,9 @@ ROWS = st.lists(
 def test_as_many_jobs_as_the_work_needs_and_never_more_than_blocks(
     waiting: list[WaitingPublic], devices: int, nodes: int, work_s: int, most: int
 ) -> None:
-    number = fleet(Path("/f"), devices=devices, nodes=nodes).wanted(waiting, work_s=work_s, most=most)
+    number = fleet(Path("/f"), devices=devices, nodes=nodes, settings=("ABLATE_DATA_DIR=/d",)).wanted(
+        waiting, work_s=work_s, most=most
+    )
     mine = [row for row in waiting if (row.node_class, row.devices, row.nodes_each) == ("h200", devices, nodes)]
     if not mine:
         assert number == 0
