@@ -135,7 +135,7 @@ def test_the_worker_ends_before_its_job_and_drains_before_it_ends(time_s: int, s
         ({"options": ("--qos=a\n#SBATCH --x",)}, "is no option of sbatch"),
         ({"settings": ("1X=2",)}, "allowed: NAME=value"),
         ({"settings": ("X",)}, "allowed: NAME=value"),
-        ({"nodes": 2}, "share prepared code: name a folder that they all see, --caches DIR"),
+        ({"nodes": 2}, "share the prepared code: name a folder that they all see, --caches DIR"),
         ({"time_s": 59, "signal_s": 1}, "allowed: --time of a minute or more"),
         ({"time_s": 600, "signal_s": 600}, "allowed: --time of a minute or more"),
     ],
