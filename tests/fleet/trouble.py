@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 from ablate.service.background.outbox_handlers import OutboxHandlers
 from ablate.service.background.reconciler import Reconciler
 from ablate.service.lifecycle import OutboxKind
-from ablate.service.store.tables import blocks
+from ablate.service.store.tables import blocks, nodes
 from tests.api_stack import ADMIN, Api, served_api
 from tests.cli import PROGRAM
 from tests.factories import command_values
@@ -32,6 +32,7 @@ failure of a node: the same, and Slurm holds it for down."""
 _DOWN_S = 10.0
 """A node that failed is back after this."""
 _LOOK_S = 0.5
+_MOST_ATTEMPTS = 6
 
 
 def run(
@@ -60,7 +61,8 @@ def run(
                 books.job_minutes += len(jobs) * (looked - before) / 60
                 books.most_jobs = max(books.most_jobs, len(jobs) + len(cluster.jobs("PENDING")))
                 if _number_of(api, "running"):  # troubles of idle workers prove little
-                    trouble.make(jobs)
+                    spared = _tried_often(api)
+                    trouble.make([job for job in jobs if f"slurm-{job}" not in spared])
                 time.sleep(_LOOK_S)
             until(lambda: not cluster.jobs(), what="the end of idle workers", pause_s=0.5)
         count(books, api, cluster)
@@ -134,6 +136,17 @@ def _fleet(cluster: Cluster, api: Api, *, most: int) -> Iterator[None]:
     finally:
         process.terminate()  # a shell may let its background processes ignore SIGINT
         process.wait()
+
+
+def _tried_often(api: Api) -> set[str]:
+    """Return the allocations that run a block with many attempts, which has to be left alone.
+
+    By its rule a block fails when it was preempted ten times, or five nodes with it were lost.
+    """
+    with api.store.read() as connection:
+        query = select(nodes.c.allocation).join(blocks, blocks.c.node_id == nodes.c.id)
+        rows = connection.execute(query.where(blocks.c.state == "running", blocks.c.attempt_no >= _MOST_ATTEMPTS))
+        return set(rows.scalars())
 
 
 def _number_of(api: Api, *states: str) -> int:
