@@ -3,6 +3,7 @@
 tests/integration/test_fleet_slurm.py has the real one.
 """
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -15,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from ablate.experiments.design.kinds.package import PackageArm
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.system.processes import adopt_orphans
 from ablate.workers.commands.code_copy import copy_code
@@ -22,7 +26,11 @@ from ablate.workers.commands.several_nodes import node_names, run_on_nodes
 from ablate.workers.environment_variables import allocated_nodes
 from ablate.workers.errors import AllocationUnfit
 from ablate.workers.trials.result import TrialOrder, TrialResult
+from tests.factories import spec_values
+from tests.own_packages import OwnPackages, declared, own_packages
 from tests.programs import order_for, program_config, write_program
+
+__all__ = ["own_packages"]
 
 _SRUN = """\
 #!{python}
@@ -90,7 +98,11 @@ def result_on_two_nodes(tmp_path: Path, before: str = "", inside: str = "", afte
     folder = write_program(tmp_path / "code", _RANK.format(before=before, inside=inside or "pass", after=after))
     order = order_for(program_config(folder, command=("python", "train.py"), nodes=2), tmp_path / "home")
     order.paths.log.touch()
-    order = replace(order, dataset=copy_code(order).data_folder)
+    result = _result(replace(order, dataset=copy_code(order).data_folder))
+    return result, order.paths.log.read_text()
+
+
+def _result(order: TrialOrder) -> TrialResult:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_run, args=(order, theirs))
@@ -98,7 +110,7 @@ def result_on_two_nodes(tmp_path: Path, before: str = "", inside: str = "", afte
     theirs.close()
     result = TrialResult.model_validate_json(ours.recv())
     child.join()
-    return result, order.paths.log.read_text()
+    return result
 
 
 def _run(order: TrialOrder, answer: Connection) -> None:
@@ -125,6 +137,40 @@ def test_the_ranks_of_two_nodes_make_one_trial(tmp_path: Path) -> None:
     assert result.cpu_s is not None
     assert result.cpu_s > 0
     assert set(Path(tempfile.gettempdir()).glob("ablate-part-*")) <= before, "parts remove their files"
+
+
+_TRAINING = """
+import os
+def train(trial, config):
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = os.environ["NODE_RANK"], os.environ["NNODES"]
+    for step in trial.steps():
+        step.report(loss=1.0, tokens=config["width"])
+    trial.attest(kind=config["kind"], fast=config["fast"] or os.environ["NODE_RANK"] == {odd!r})
+"""
+
+
+@pytest.mark.usefixtures("launcher")
+@pytest.mark.parametrize(("odd", "fast"), [("none", False), ("1", "mixed")])
+def test_the_recipe_of_a_package_runs_over_two_nodes_and_attests_on_both(
+    tmp_path: Path, own_packages: OwnPackages, odd: str, fast: bool | str
+) -> None:
+    folder = own_packages.add("mine", declared("mine"), _TRAINING.format(odd=odd))
+    values = spec_values(
+        workload={"recipe": "mine", "steps": {"warmup": 1, "timed": 3}},
+        baseline={},
+        variants={"b": {"gates": {"kind": "b"}}},
+        placement={"node_class": "cpu", "nodes": 2},
+    )
+    arm = make_plan(parse_spec(json.dumps(values).encode(), "application/json")).arms[1].config.with_seed(5)
+    assert isinstance(arm, PackageArm)
+    assert arm.lane().endswith("*2")
+    order = order_for(replace(arm, env={"PYTHONPATH": str(folder.parent)}), tmp_path / "home")
+    order.paths.log.touch()
+    result = _result(order)
+    assert result.failure_class is None, order.paths.log.read_text()
+    assert result.program is not None
+    assert (result.program.ranks, result.program.code) == (2, arm.package.digest)
+    assert result.facts == {"kind": "b", "fast": fast}
 
 
 @pytest.mark.usefixtures("launcher")
