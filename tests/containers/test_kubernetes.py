@@ -403,7 +403,9 @@ def test_keda_scales_on_the_number_that_the_service_exports(render):
     for one in objects:
         (trigger,) = one["spec"]["triggers"]
         assert set(trigger["metadata"]) <= SCALER
-        query = re.fullmatch(r'max\((\w+)\{node_class="(.*)",devices="(.*)",nodes_each="1"\}\)', trigger["metadata"]["query"])
+        query = re.fullmatch(
+            r'max\((\w+)\{node_class="(.*)",devices="(.*)",nodes_each="1"\}\)', trigger["metadata"]["query"]
+        )
         metric, node_class, devices = query.groups()
         assert f'"{metric}"' in exported
         assert 'labels = ["node_class", "devices", "nodes_each"]' in exported
