@@ -24,7 +24,7 @@ def main() -> int:
     )
     parser.add_argument("--every", type=float, default=5.0, help="mean seconds between two troubles")
     parser.add_argument(
-        "--trial", type=float, default=24.0, help="seconds that a trial waits; a block has two or three"
+        "--trial", type=float, default=20.0, help="seconds that a trial waits; a block has two or three"
     )
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()

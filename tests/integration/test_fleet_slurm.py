@@ -109,7 +109,7 @@ def test_a_refusal_of_slurm_is_repeated_and_jobs_that_fail_are_not_submitted_for
 def test_an_ablation_ends_whole_whatever_happens_to_its_jobs_and_no_job_is_left(folder: Path) -> None:
     books = trouble.run(folder, num_nodes=3, num_blocks=8, troubles=6, every_s=5.0, trial_s=5.0, seed=2)
     assert books.wrong() == [], books
-    assert books.most_jobs in (2, 3)
+    assert books.most_jobs in (2, 3, 4), "one that is requeued may come beside the one that has replaced it"
     assert set(books.troubles) <= set(trouble.TROUBLES)
     assert sum(books.troubles.values()) >= 3, books
 
