@@ -272,6 +272,7 @@ class BlockRunner:
             device_type=self._node_class.device_type,
             environment=self._node_class.environment,
             devices=workload.devices,
+            nodes=workload.nodes,
             topology=workload.topology(self._node_class),
             locks=self._context.node.devices.locks("trainer", number=workload.devices),
             corpus_roots=self._context.corpus_roots,

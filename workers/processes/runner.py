@@ -209,7 +209,7 @@ class TrialRunner:
         if trial.memory is not None:
             trial.memory.look(_family(trial.pid))
         survivors = self._end(trial)
-        if trial.order.config.nodes > 1 and not trial.order.prepare_only:
+        if trial.order.nodes > 1 and not trial.order.prepare_only:
             with suppress(OSError):  # the next trial tries again, and the end of the job ends them
                 end_steps(patience_s=0)
         trial.process.join(0 if survivors else None)

@@ -141,7 +141,7 @@ def _isolate(order: TrialOrder, *, alone: bool = True) -> None:
 
 def _work(order: TrialOrder) -> TrialResult:
     task = _TASKS[order.config.own_process]
-    if order.config.nodes > 1 and not order.prepare_only:
+    if order.nodes > 1 and not order.prepare_only:
         return run_on_nodes(order)  # its part on each node isolates itself
     _isolate(order)
     return task.prepare(order) if order.prepare_only else task.run(order)

@@ -46,6 +46,8 @@ class TrialOrder:
     """Environment variables of the node class, set before a tensor exists."""
     devices: int = 1
     """Devices that share a step; of a command, those that it sees."""
+    nodes: int = 1
+    """Nodes of a cluster over which it runs."""
     topology: str | None = None
     """On a node class that compiles and executes nothing: the topology to compile for."""
     trace_only: bool = False
