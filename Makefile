@@ -147,7 +147,7 @@ STORE ?= both
 chaos: $(STAMP)  ## break a whole installation COUNT times on each STORE (sqlite, postgresql, both) and check its books; SEED=1
 	$(BIN)/python -m tests.chaos --count $(COUNT) --seed $(SEED) --store $(STORE) $(CHAOS)
 
-fleet: $(STAMP)  ## an ablation of BLOCKS (60) blocks on NODES (8) nodes of a real Slurm with TROUBLES (200) of its jobs; SEED=1
+fleet: $(STAMP)  ## an ablation of BLOCKS (60) blocks on NODES (8) nodes of a real Slurm with TROUBLES (200) of its jobs; 25 minutes; SEED=1
 	$(BIN)/python -m tests.fleet --blocks $(or $(BLOCKS),60) --nodes $(or $(NODES),8) --troubles $(or $(TROUBLES),200) --seed $(SEED)
 
 troubles: $(STAMP)  ## run 40 drawn programs of trouble COUNT times through a stack; check values and leftovers; SEED=1 COUNT=500

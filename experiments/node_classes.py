@@ -54,6 +54,10 @@ class _NodeClasses(Mapping[str, NodeClass]):
 NODE_CLASSES: Mapping[str, NodeClass] = _NodeClasses()
 
 
+NAMED_GPUS = tuple(_PEAKS)
+"""Classes outside of the table whose names are certain."""
+
+
 def is_gpu(name: str) -> bool:
     """Return whether `name` can be that of a class outside of the table."""
     return len(name) <= MOST_LETTERS and name not in TABLE and re.search(GPU_PATTERN, name) is not None

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ablate.experiments.analysis.placing import Kind, placed
 from ablate.experiments.catalog.files import read_catalog_file
 from ablate.experiments.design.arms import Arm
 from ablate.experiments.design.gate_readings import read_gates
@@ -83,7 +84,12 @@ def catalog_spec(name: str) -> AblationSpec:
     """Return a spec of the catalog, whose folder of code was packed: one that never changes."""
     folder = Path(__file__).parent / "golden/code"
     packed = pack_spec(read_catalog_file(name), "application/yaml", folder)
-    return parse_spec(packed.content, packed.content_type)
+    return on_cpu(packed.content, packed.content_type)
+
+
+def on_cpu(content: bytes, content_type: str = "application/yaml") -> AblationSpec:
+    """Return a spec, as a service places it that has nodes of class `cpu` only."""
+    return placed(content, content_type, parse_spec(content, content_type), [Kind(node_class="cpu")])[2]
 
 
 def make_spec(**changes: Any) -> AblationSpec:

@@ -8,7 +8,7 @@ from ablate.experiments.documents import write_whole
 from ablate.experiments.records.identity import ClaimedBlock
 from ablate.model.counts import step_flops
 from ablate.workers.blocks.receipt import TrialRecord
-from ablate.workers.blocks.surroundings import changes
+from ablate.workers.devices.probe_types import changes
 from ablate.workers.node import Node
 from ablate.workers.paths import WorkPaths
 from ablate.workers.processes.runner import Ending

@@ -6,6 +6,7 @@ The settings are in another module, because they need a package that an air-gapp
 import os
 import socket
 from pathlib import Path
+from typing import NamedTuple
 
 from ablate.kernels.xla import compiler as xla_compiler
 
@@ -83,6 +84,37 @@ def allocation_of_cluster() -> str | None:
     if name:
         return f"slurm-{name}"
     return f"pod-{socket.gethostname()}" if "KUBERNETES_SERVICE_HOST" in os.environ else None
+
+
+def allocated_nodes() -> int:
+    """Return the number of nodes of the Slurm job whose script started this process; 1 elsewhere."""
+    return 1 if "SLURM_STEP_ID" in os.environ else int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+
+
+def slurm_job() -> str:
+    """Return the id of the job of Slurm that this process is a part of."""
+    return os.environ["SLURM_JOB_ID"]
+
+
+class SlurmTask(NamedTuple):
+    """This process as srun started it."""
+
+    node: str
+    number: str
+    num_nodes: str
+    launcher: str
+    """Address of the node on which srun runs."""
+
+
+def slurm_task() -> SlurmTask:
+    """Return which task of srun this process is."""
+    names = ("SLURMD_NODENAME", "SLURM_PROCID", "SLURM_NNODES", "SLURM_LAUNCH_NODE_IPADDR")
+    return SlurmTask(*(os.environ[name] for name in names))
+
+
+def named_class() -> str | None:
+    """Return the node class that the worker's operator has named."""
+    return os.environ.get("ABLATE_NODE_CLASS") or None
 
 
 def python_environments(pairs: str | None = None) -> dict[str, Path]:

@@ -49,6 +49,10 @@ class StaleLease(WorkerError):
     """Another attempt owns this block, or the ablation is over: the results of this attempt do not count."""
 
 
+class AllocationUnfit(WorkerError):
+    """The nodes of this worker's allocation cannot run one trial together."""
+
+
 class NodeKeyError(WorkerError):
     """The private key of this node cannot be read, or its file is not safe."""
 

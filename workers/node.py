@@ -61,6 +61,8 @@ class Node:
     lacks: tuple[str, ...]
     allocation: str | None = None
     """The job of a cluster that this worker, which enrolled, is a part of."""
+    nodes: tuple[str, ...] = ()
+    """The nodes of its job if it has several, as the cluster calls them; the devices are those of each."""
 
     @property
     def node_class(self) -> NodeClass:

@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import resource
 import secrets
 import shutil
 import stat
@@ -36,6 +37,13 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
         os.close(handle)
         raise FileNotFoundError(errno.ENOENT, "no regular file", str(path))
     return os.fdopen(handle, "ab" if flags & os.O_APPEND else "rb")
+
+
+def limit_files(most_bytes: int | None) -> None:
+    """Limit the size of every file that this process and its children write; None for no limit of our own."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = [limit for limit in (most_bytes, hard) if limit not in (None, resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(limits, default=resource.RLIM_INFINITY), hard))
 
 
 def is_allowed(path: Path, roots: Sequence[Path] | None) -> bool:

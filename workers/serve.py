@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ablate.experiments.design.kinds.program import needed_secret
-from ablate.experiments.design.packages import LANE, installed
+from ablate.experiments.design.packages import LANE, installed, lane_over
 from ablate.experiments.design.workload import COMMAND
 from ablate.experiments.errors import SigningUnavailable
 from ablate.experiments.outcomes import ExitCode
@@ -23,8 +23,10 @@ from ablate.experiments.system.logs import configure_logging
 from ablate.model.measurements import GIB
 from ablate.workers.blocks.block_runner import NodeContext
 from ablate.workers.blocks.code_cache import CodeCache
+from ablate.workers.commands.several_nodes import node_names
 from ablate.workers.devices.device_lock import DeviceLock
 from ablate.workers.devices.node_health import NodeHealth, ReleaseProof
+from ablate.workers.environment_variables import allocated_nodes
 from ablate.workers.errors import ApiUnreachable, WorkerError
 from ablate.workers.isolation.node_secrets import read_secrets
 from ablate.workers.leases.enrolment import Enroller, enroller
@@ -79,6 +81,8 @@ def _serve(settings: Settings, console: Console) -> None:
     settings = settings if joining is None else joining.settings
     node = find_node(settings.node_name, settings.node_class)
     node = node if joining is None else replace(node, allocation=joining.allocation)
+    if allocated_nodes() > 1:
+        node = replace(node, nodes=node_names(settings.data_path))
     console.print(node.table())
     with DeviceLock(node.devices.locks("worker")):
         signer = node_signer(settings.home_dir / KEY_FILE)
@@ -176,7 +180,8 @@ def _health(settings: Settings, node: Node, proof: ReleaseProof, lanes: LaneResu
 def _offered_lanes(
     node: Node, server: ForkServer, settings: Settings, secrets: Iterable[str], *, anew: bool
 ) -> LaneResults | None:
-    return _with_commands(_lanes(node, server, settings, anew=anew), node, settings, secrets)
+    lanes = {} if node.nodes else _lanes(node, server, settings, anew=anew)  # the built-in model runs on one node
+    return _with_commands(lanes, node, settings, secrets)
 
 
 def _lanes(node: Node, server: ForkServer, settings: Settings, *, anew: bool) -> LaneResults | None:
@@ -205,9 +210,10 @@ def _with_commands(
     refusal = None if settings.takes_commands else "this node takes no commands (ABLATE_ACCEPT_CODE)"
     if refusal is None and node.isolates and not node.node_class.on_host and os.geteuid() == 0:
         refusal = "an isolated command of root cannot use the GPU: run the worker as another user"
-    lanes = [COMMAND, *(f"{COMMAND}:{name}" for name in sorted(settings.python_environments))]
+    over = partial(lane_over, nodes=len(node.nodes) or 1)
+    lanes = [over(COMMAND), *(over(f"{COMMAND}:{name}") for name in sorted(settings.python_environments))]
     own = installed()
-    recipes = {recipe.lane: None for recipe in own.recipes.values() if recipe.runs_on(node.node_class.name)}
+    recipes = {over(recipe.lane): None for recipe in own.recipes.values() if recipe.runs_on(node.node_class.name)}
     for problem in own.problems.values():
         _log.warning("%s", problem)
     broken = {f"{LANE}:{name}": problem for name, problem in own.problems.items()}

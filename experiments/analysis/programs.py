@@ -25,6 +25,9 @@ _OF_WHOLE_PROCESS = {
     "cpu_s": "processor time counts work, and not waiting for a disk, a network, a GPU or another process",
 }
 _RANKS_SHOWN = 8
+_SLOWER, _MOST_TRIALS, _LEAST_TRIALS = 0.05, 0.9, 6
+"""A node is named that took this much longer than the others, in this share of the trials, of which there are as many.
+Two equal nodes whose times vary by 10 % from trial to trial meet this in 0.5 % of ablations with six trials."""
 _NAMED = 2
 """Kernels that a note names."""
 
@@ -114,6 +117,7 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
         yield f"its arguments, variables and code are {DECLARED}{_by_an_evaluation(workload)}"
     if metric in _OF_WHOLE_PROCESS:
         yield _OF_WHOLE_PROCESS[metric]
+    yield from slow_nodes([*evidence.receipts, *(pair.baseline for pair in evidence.pairs)])
     for arm, receipts in (("variant", evidence.receipts), ("baseline", [pair.baseline for pair in evidence.pairs])):
         if _ignores_seed(receipts):
             yield f"two seeds of the {arm} have bit-identical losses: the program may ignore its seed"
@@ -121,6 +125,35 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
         if unequal is not None:
             shown = ", ".join(f"{count:,}" for count in unequal[:_RANKS_SHOWN])
             yield f"ranks of the {arm} reported unequal tokens: {shown}; one may count its own share wrongly"
+
+
+def slow_nodes(receipts: Sequence[Receipt]) -> Iterator[str]:
+    """Name each node that was slower than the others in nearly all trials over several nodes."""
+    excess: dict[str, list[float]] = {}
+    for receipt in measured_trials(receipts):
+        steps = _step_of_nodes(receipt)
+        for node, own in steps.items():
+            others = [seconds for other, seconds in steps.items() if other != node]
+            if others:
+                excess.setdefault(node, []).append(own / statistics.median(others) - 1)
+    for node, ratios in sorted(excess.items()):
+        slower = sum(ratio > _SLOWER for ratio in ratios)
+        if len(ratios) >= _LEAST_TRIALS and slower >= _MOST_TRIALS * len(ratios):
+            yield (
+                f"node {printable(node)} was {statistics.median(ratios):.0%} slower than the others' median, by more "
+                f"than {_SLOWER:.0%} in {slower} of {len(ratios)} trials"
+            )
+
+
+def _step_of_nodes(receipt: Receipt) -> dict[str, float]:
+    """Return the step time of the slowest rank of each node; empty unless all are known."""
+    program = receipt.program
+    if program is None or program.rank_step_s is None or program.rank_nodes is None or min(program.rank_step_s) <= 0:
+        return {}
+    steps: dict[str, float] = {}
+    for node, seconds in zip(program.rank_nodes, program.rank_step_s, strict=True):
+        steps[node] = max(seconds, steps.get(node, 0.0))
+    return steps
 
 
 def _by_an_evaluation(workload: ArmConfig) -> str:

@@ -49,7 +49,8 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
     planned = MIN_BLOCKS if like.design.blocks.auto else like.design.blocks.number
     trials = planned * (1 + len(like.variants))
     values = {"ablation": "", "purpose": "calibration", **values}
-    placement = {name: values["placement"][name] for name in ("devices", "max_foreign_load")}
+    own = values["placement"]
+    placement = {name: own[name] for name in ("devices", "nodes", "max_foreign_load") if name in own}
     values |= {
         "ablation": like.ablation if like.purpose == "calibration" else f"aa-{like.ablation}"[:63],
         "question": f"What is the noise of ablations such as '{like.ablation}' on {node_class}?",

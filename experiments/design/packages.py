@@ -165,6 +165,17 @@ def runs_programs(node_class: str) -> bool:
     return entry is not None and not entry.compiles_only and entry.device_type != "xla"
 
 
+def lane_over(lane: str, nodes: int) -> str:
+    """Return the lane of workers with an allocation of so many nodes, who offer no other ones."""
+    return lane if nodes == 1 else f"{lane}*{nodes}"
+
+
+def nodes_of_lane(lane: str) -> int:
+    """Return the nodes over which a trial of this lane runs."""
+    number = lane.rpartition("*")[2]
+    return int(number) if "*" in lane and number.isdecimal() else 1
+
+
 def lane_of_package(recipe: str, digest: str) -> str:
     """Return the lane of the nodes with this recipe and code."""
     return f"{LANE}:{recipe}@{digest.removeprefix('sha256:')[:_DIGEST_LETTERS]}"

@@ -238,6 +238,7 @@ class Design(SpecPart):
 
 
 _DEVICES = sorted({number for entry in NODE_CLASSES.values() for number in entry.offers})
+MOST_NODES = 64
 ANY_GPU = "any"
 _GPU_NAMES = "^[A-Za-z0-9*?][A-Za-z0-9*? -]{0,62}$"
 SIZE_PATTERN = r"^[0-9]{1,6}([.][0-9]{1,3})? ?GiB$"
@@ -301,11 +302,17 @@ class Placement(SpecPart):
     devices: Annotated[
         int,
         Field(
-            description="Devices of one node: a command sees them all; of a recipe they share each training step, by "
+            description="Devices of each node: a command sees them all; of a recipe they share each training step, by "
             "rows, and by layers or tokens as the gates say. On class `cpu` they are processes that share the cores.",
             json_schema_extra={"enum": list(_DEVICES)},
         ),
     ] = 1
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] = Field(
+        default=1,
+        exclude_if=lambda value: value == 1,
+        description="Nodes of an allocation of Slurm over which a program of your own, or of a package's recipe, runs; "
+        "each has `devices`.",
+    )
     max_foreign_load: Percent = Field(
         default=25.0,
         description="Share of the cores' time that other processes may take during a trial that runs on the host, "

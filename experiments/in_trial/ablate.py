@@ -24,6 +24,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional
 
@@ -82,7 +83,7 @@ def print_whole_lines() -> None:
 class MarkedStep:
     """One step of the training loop."""
 
-    __slots__ = ("index", "loss", "timed", "tokens")
+    __slots__ = ("index", "loss", "timed", "tokens", "waited")
 
     def __init__(self, index: int, *, timed: bool = False) -> None:
         self.index = index
@@ -91,6 +92,23 @@ class MarkedStep:
         """Whether the step belongs to the measured window."""
         self.loss: Any = None
         self.tokens = 0
+        self.waited = 0.0
+        """Seconds in `waiting()`."""
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Say that this rank waits for others meanwhile, as in a collective operation that is not hidden behind work.
+
+        It waits for the device at both ends. The time still counts for the step, but a slow rank is found by the rest:
+        the others wait for it, so that whole steps take all ranks equally long.
+        """
+        _synchronize()
+        began = _now()
+        try:
+            yield
+            _synchronize()
+        finally:
+            self.waited += _now() - began
 
     def report(self, *, loss: Any = None, tokens: Optional[int] = None) -> None:
         """Report the loss and the tokens of this step on this rank.
@@ -302,6 +320,9 @@ class Trial:
         self._flush()
         losses = [[i, _number(step.loss)] for i, step in enumerate(self._steps) if step.loss is not None]
         late = [[i, step.tokens] for i, step in enumerate(self._steps)]
+        waits = [[i, step.waited] for i, step in enumerate(self._steps) if step.waited]
+        for first in range(0, len(waits), _MOST_ROWS):
+            self._send("waits", waits=waits[first : first + _MOST_ROWS])
         for first in range(0, len(losses), _MOST_ROWS):
             self._send("losses", losses=losses[first : first + _MOST_ROWS])
         for first in range(0, len(late), _MOST_ROWS):

@@ -53,6 +53,11 @@ class ProgramReport(Frozen):
     """Processes that marked steps."""
     rank_tokens: OmitNone[tuple[Annotated[int, Field(ge=0)], ...]] = None
     """Tokens of the timed steps by rank; None of a program with one rank."""
+    rank_step_s: OmitNone[tuple[float, ...]] = None
+    """Median seconds of a timed step by rank, without the time in which it waited for others as far as the program says
+    so; None of a program with one rank."""
+    rank_nodes: OmitNone[tuple[str, ...]] = None
+    """Node of each rank of a trial over several nodes."""
     window_s: OmitNone[float] = None
     """Seconds of the slowest rank's window by the program's clock."""
     window_seen_s: OmitNone[float] = None

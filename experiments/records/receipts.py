@@ -80,6 +80,16 @@ class HeldDevice(Frozen):
     """Of this device alone."""
 
 
+class HeldNode(Frozen):
+    """One of several nodes of a trial."""
+
+    name: str
+    """As the cluster calls it."""
+    foreign_load: OmitNone[float] = None
+    stolen_load: OmitNone[float] = None
+    devices: tuple[HeldDevice, ...]
+
+
 class ForeignProcess(Frozen):
     """A process outside the trial that used a processor meanwhile."""
 
@@ -118,6 +128,9 @@ class Environment(Frozen):
     longest slow-down, all errors and all processes."""
     devices: OmitNone[tuple[HeldDevice, ...]] = None
     """All devices of a trial with several; `device_name` and `device_serial` are those of the first."""
+    nodes: OmitNone[tuple[HeldNode, ...]] = None
+    """All nodes of a trial over several. `devices` are those of the first one, `foreign_load` is the largest, and
+    `throttle` counts the devices of all."""
 
 
 def held_by(environment: Environment) -> tuple[tuple[str, str | None], ...]:

@@ -38,6 +38,7 @@ from ablate.model.data.dataset import Dataset
 from ablate.model.data.packing import Batch, visible_pairs
 from ablate.model.errors import DataError, NonFiniteLoss, StillCompiling
 from ablate.model.facts import ModelFact
+from ablate.model.host_load import HostLoad, HostShares
 from ablate.model.layers.experts import load_facts
 from ablate.model.layers.linear import Linear, QuackRMSNorm, RMSNorm
 from ablate.model.measurements import Phase, ProfiledStep, Step, TrialMeasurements, Validation
@@ -51,7 +52,7 @@ from ablate.model.training.compilation import (
     start_compilation,
 )
 from ablate.model.training.compiled_adamw import CompiledAdamW
-from ablate.model.training.measurement import HostLoad, HostShares, MemoryPeak, PeakMeter, read_clock_mhz
+from ablate.model.training.measurement import MemoryPeak, PeakMeter, read_clock_mhz
 from ablate.model.training.mesh import OneDevice, XlaMesh
 from ablate.model.training.optim_step import DeviceBatch, batch_loss, update
 from ablate.model.training.optimizers import optimizer_of

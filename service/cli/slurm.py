@@ -65,6 +65,9 @@ class SlurmFleet:
     name: str
     node_class: str
     devices: int
+    """Of each node."""
+    nodes: int
+    """Of a job."""
     url: str
     token_file: Path
     program: str
@@ -85,6 +88,10 @@ class SlurmFleet:
         for setting in self.settings:
             if not _SETTING.fullmatch(setting):
                 raise FleetError(f"--set is {setting!r}; allowed: NAME=value, such as ABLATE_ACCEPT_CODE=true")
+        if self.nodes > 1 and not any(setting.startswith("ABLATE_DATA_DIR=") for setting in self.settings):
+            raise FleetError(
+                "the nodes of a job share the prepared code: name a folder that they all see, --caches DIR"
+            )
         if self.time_s < 60 or self.signal_s >= self.time_s:
             raise FleetError(
                 f"a job of {duration(self.time_s)} with a signal {duration(self.signal_s)} before its end does "
@@ -106,6 +113,7 @@ class SlurmFleet:
             f"--time={_slurm_time(self.time_s)}",
             f"--signal=B:USR1@{self.signal_s}",
             "--open-mode=append",
+            *([f"--nodes={self.nodes}", "--ntasks-per-node=1"] if self.nodes > 1 else []),
             *self.options,
         ]
         exports = [f"ABLATE_URL={self.url}", f"ABLATE_NODE_CLASS={self.node_class}"]
@@ -126,7 +134,8 @@ class SlurmFleet:
 
         Raises FleetError if no block fits into the time of a job: such jobs would come and go for nothing.
         """
-        row = next((row for row in waiting if (row.node_class, row.devices) == (self.node_class, self.devices)), None)
+        own = (self.node_class, self.devices, self.nodes)
+        row = next((row for row in waiting if (row.node_class, row.devices, row.nodes_each) == own), None)
         if row is None:
             return 0
         if row.least_s > self._until_s - _START_S:

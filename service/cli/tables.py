@@ -306,7 +306,8 @@ def waiting(rows: "Iterable[WaitingPublic]") -> RenderableType:
     """Return a line for each kind of work that waits."""
     lines = (
         f"{wording.fixed(row.device_minutes, 1)} device minutes wait for class {row.node_class}, "
-        f"{wording.counted(row.devices, 'device')}: {wording.counted(row.blocks, 'block')}, "
+        f"{wording.counted(row.devices, 'device')}{'' if row.nodes_each == 1 else f' of {row.nodes_each} nodes'}: "
+        f"{wording.counted(row.blocks, 'block')}, "
         f"{wording.counted(row.nodes, 'node')} may run them"
         for row in rows
     )

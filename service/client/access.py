@@ -37,13 +37,17 @@ class NodeKeys:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def add(self, name: str, *, node_class: str | None = None) -> TokenSecret:
-        """Issue the key of a node; it may only register with `node_class`, None for any."""
-        return self._connection.post_once("/v1/nodes", TokenSecret, {"name": name, "node_class": node_class})
+    def add(self, name: str, *, node_class: str | None = None, new_class: bool = False) -> TokenSecret:
+        """Issue the key of a node; it may only register with `node_class`, None for any.
 
-    def enrol(self, node_class: str, *, uses: int, lasts_s: float) -> TokenSecret:
-        """Create a token with which so many workers of a class may make nodes of themselves."""
-        body = {"node_class": node_class, "uses": uses, "lasts_s": lasts_s}
+        `new_class` allows one of which no machine is known, although its name is nearly another's.
+        """
+        body = {"name": name, "node_class": node_class, "new_class": new_class}
+        return self._connection.post_once("/v1/nodes", TokenSecret, body)
+
+    def enrol(self, node_class: str, *, uses: int, lasts_s: float, new_class: bool = False) -> TokenSecret:
+        """Create a token with which so many workers of a class make nodes of themselves; `new_class` as in `add`."""
+        body = {"node_class": node_class, "uses": uses, "lasts_s": lasts_s, "new_class": new_class}
         return self._connection.post_once("/v1/enrolments", TokenSecret, body)
 
     def revoke_enrolment(self, name: str, *, reason: str) -> None:

@@ -106,12 +106,13 @@ def _nodes(connection: Connection, silent_s: float) -> Metric:
 
 def _waiting(connection: Connection, silent_s: float) -> Iterator[Metric]:
     """Yield the device minutes that wait, and the nodes that may run them; no value where nothing waits."""
-    labels = ["node_class", "devices"]
+    labels = ["node_class", "devices", "nodes_each"]
     minutes = GaugeMetricFamily("ablate_waiting_device_minutes", "Expected of the queued blocks.", labels=labels)
     able = GaugeMetricFamily("ablate_waiting_nodes", "Nodes that may run one of these blocks now.", labels=labels)
     for row in demand(connection, silent_s=silent_s):
-        minutes.add_metric([row.node_class, str(row.devices)], row.device_minutes)
-        able.add_metric([row.node_class, str(row.devices)], row.nodes)
+        kind = [row.node_class, str(row.devices), str(row.nodes_each)]
+        minutes.add_metric(kind, row.device_minutes)
+        able.add_metric(kind, row.nodes)
     yield minutes
     yield able
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row
 
 from ablate.experiments.block_numbers import block_name
+from ablate.experiments.design.packages import nodes_of_lane
 from ablate.experiments.design.plan import Plan
 from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import AblationState
@@ -232,20 +233,21 @@ def _queued_s(row: Row[Any], block_s: float, devices: int) -> float:
 
 
 def demand(connection: Connection, *, silent_s: float) -> list[WaitingPublic]:
-    """Return the device minutes that wait, by node class and number of devices, and the nodes that may run them."""
+    """Return the device minutes that wait, by node class and numbers of devices and nodes, and who may run them."""
     rows, paces = queue.waiting(connection), queue.paces(connection)
     nodes = _grouped((node.node_class, node) for node in queue.nodes_of(connection, {row.node_class for row in rows}))
-    kinds = _grouped(((row.node_class, row.num_devices), row) for row in rows)
+    kinds = _grouped(((row.node_class, row.num_devices, nodes_of_lane(row.lanes)), row) for row in rows)
     return [
         WaitingPublic(
             node_class=node_class,
             devices=devices,
+            nodes_each=nodes_each,
             blocks=sum(row.blocks_queued for row in own),
             device_minutes=sum(_queued_minutes(row, paces) for row in own),
             least_s=min(queue.needs_of(row).takes_s for row in own),
             nodes=_count_eligible(nodes.get(node_class, ()), own, silent_s),
         )
-        for (node_class, devices), own in sorted(kinds.items())
+        for (node_class, devices, nodes_each), own in sorted(kinds.items())
     ]
 
 

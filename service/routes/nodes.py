@@ -1,14 +1,16 @@
 """Routes about nodes: list, register, drain and quarantine them, their API keys and their signing keys."""
 
+import difflib
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Depends, Path
 from sqlalchemy import Connection
 
+from ablate.experiments.design.problems import shown
 from ablate.experiments.errors import SpecProblem
 from ablate.experiments.ids import ENROLMENT_NAME, NODE_NAME, REASON
-from ablate.experiments.node_classes import NODE_CLASSES, is_gpu
+from ablate.experiments.node_classes import NAMED_GPUS, NODE_CLASSES, is_gpu
 from ablate.experiments.records.messages import Enrolment, NodeRegistered, NodeRegistration
 from ablate.experiments.records.signing import KEY_PATTERN, PublicKey
 from ablate.service.errors import Invalid
@@ -29,6 +31,8 @@ NodeName = Annotated[str, Path(pattern=NODE_NAME, examples=["gpu-7"])]
 EnrolmentName = Annotated[str, Path(pattern=ENROLMENT_NAME, examples=["h200-5f0c2a"])]
 Reason = Annotated[str, Body(embed=True, pattern=REASON, examples=["its fan is loud"])]
 KeyPath = Annotated[PublicKey, Path(pattern=KEY_PATTERN)]
+_NEAR = 0.85
+"""Likeness of two names, of which one is a mistake: one letter of seven."""
 KeyOwner = Annotated[str, Body(embed=True, pattern="^[ -~]{1,120}$", examples=["gpu-7"])]
 
 
@@ -90,6 +94,16 @@ def _check_class(name: str) -> None:
         check_known("node_class", name, list(NODE_CLASSES))
 
 
+def _check_new_class(connection: Connection, name: str) -> None:
+    """Raise Invalid for a GPU that nobody has here and whose name is nearly that of another: most likely a mistake."""
+    known = {*NODE_CLASSES, *NAMED_GPUS, *(kind.node_class for kind in nodes.kinds(connection))}
+    near = [] if name in known else difflib.get_close_matches(name, sorted(known), n=1, cutoff=_NEAR)
+    if near:
+        detail = f"no machine of class {shown(name)} is known, and the name is nearly that of another class"
+        hint = f"did you mean '{near[0]}'? For a GPU that is really called so: new_class, in the terminal --new-class"
+        raise Invalid(problems=[SpecProblem(pointer="#/node_class", detail=detail, hint=hint)])
+
+
 @router.post(
     "/nodes",
     operation_id="addNode",
@@ -104,6 +118,8 @@ def add_node(wanted: NodeKeyRequest, services: ServicesDep, principal: Operator)
         _check_class(wanted.node_class)
     token = tokens.node_token(wanted.name, wanted.node_class)
     with services.store.write() as connection:
+        if wanted.node_class is not None and not wanted.new_class:
+            _check_new_class(connection, wanted.node_class)
         secret = tokens.create(connection, token, by=principal.name)
     return TokenSecret(name=token.name, node=wanted.name, secret=secret)
 
@@ -120,6 +136,8 @@ def create_enrolment(wanted: EnrolmentRequest, services: ServicesDep, principal:
     """Return a secret with which workers of one class get keys of new nodes. `listTokens` lists it."""
     _check_class(wanted.node_class)
     with services.store.write() as connection:
+        if not wanted.new_class:
+            _check_new_class(connection, wanted.node_class)
         name, secret = enrolments.create(
             connection, wanted.node_class, uses=wanted.uses, lasts_s=wanted.lasts_s, by=principal.name
         )

@@ -90,11 +90,13 @@ class NodeList(Public):
 
 
 class WaitingPublic(Public):
-    """Work of one node class and number of devices that waits in the queue."""
+    """Work of one node class, number of devices and number of nodes that waits in the queue."""
 
     node_class: str
     devices: int
-    """Devices of one node that a block uses together."""
+    """Devices of each node that a block uses together."""
+    nodes_each: int = 1
+    """Nodes of an allocation over which one trial runs."""
     blocks: int
     device_minutes: float
     """Expected of these blocks: by the mean time of their ablation's finished ones, before the first by the newest
@@ -107,7 +109,7 @@ class WaitingPublic(Public):
 
 
 class WaitingList(Public):
-    """The work that waits, by node class and number of devices; empty if nothing waits."""
+    """The work that waits, by node class and numbers of devices and nodes; empty if nothing waits."""
 
     items: list[WaitingPublic]
 

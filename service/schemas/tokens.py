@@ -41,17 +41,24 @@ class TokenRequest(AccessRequest):
     device_minutes: DeviceMinutes = None
 
 
+NEW_CLASS: bool = Field(
+    default=False, description="Allow a class of which no machine is known, although its name is nearly another's."
+)
+
+
 class NodeKeyRequest(AccessRequest):
     """A request for the key of a node."""
 
     name: str = Field(pattern=NODE_NAME, examples=["gpu-7"])
     node_class: NodeClassName | None = Field(default=None, description="The only allowed class; null for any.")
+    new_class: bool = NEW_CLASS
 
 
 class EnrolmentRequest(AccessRequest):
     """A request for an enrolment token."""
 
     node_class: NodeClassName
+    new_class: bool = NEW_CLASS
     uses: Whole = Field(default=1, ge=1, le=MAX_USES, description="Nodes that may enrol with it.")
     lasts_s: StrictFloat = Field(default=DAY_S, gt=0, le=MAX_LASTS_S, description="It expires after this long.")
 

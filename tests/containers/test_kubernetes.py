@@ -403,10 +403,12 @@ def test_keda_scales_on_the_number_that_the_service_exports(render):
     for one in objects:
         (trigger,) = one["spec"]["triggers"]
         assert set(trigger["metadata"]) <= SCALER
-        query = re.fullmatch(r'max\((\w+)\{node_class="(.*)",devices="(.*)"\}\)', trigger["metadata"]["query"])
+        query = re.fullmatch(
+            r'max\((\w+)\{node_class="(.*)",devices="(.*)",nodes_each="1"\}\)', trigger["metadata"]["query"]
+        )
         metric, node_class, devices = query.groups()
         assert f'"{metric}"' in exported
-        assert 'labels = ["node_class", "devices"]' in exported
+        assert 'labels = ["node_class", "devices", "nodes_each"]' in exported
         template = template_of(one)
         (container,) = template["spec"]["containers"]
         assert {"name": "ABLATE_NODE_CLASS", "value": node_class} in container["env"]

@@ -1,6 +1,7 @@
 """`python -m tests.fleet`: an ablation on workers that a real Slurm starts and troubles.
 
-Jobs are cancelled, warned, requeued and killed. 1 if a block was lost or counted twice, or a job or process is left.
+Jobs are cancelled, warned, requeued and killed, and nodes fail. 1 if a block was lost or counted twice, if a job or a
+process is left, or if more work was repeated, or workers were idle for longer, than the bars allow.
 """
 
 import argparse
@@ -21,6 +22,10 @@ def main() -> int:
     parser.add_argument(
         "--troubles", type=int, default=200, help=f"in turn: {', '.join(dict.fromkeys(trouble.TROUBLES))}"
     )
+    parser.add_argument("--every", type=float, default=5.0, help="mean seconds between two troubles")
+    parser.add_argument(
+        "--trial", type=float, default=20.0, help="seconds that a trial waits; a block has two or three"
+    )
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     reason = cluster.missing()
@@ -30,9 +35,17 @@ def main() -> int:
     leave_when_told()
     folder = Path(tempfile.mkdtemp(prefix="fleet-"))
     books = trouble.run(
-        folder, num_nodes=arguments.nodes, num_blocks=arguments.blocks, troubles=arguments.troubles, seed=arguments.seed
+        folder,
+        num_nodes=arguments.nodes,
+        num_blocks=arguments.blocks,
+        troubles=arguments.troubles,
+        every_s=arguments.every,
+        trial_s=arguments.trial,
+        seed=arguments.seed,
     )
-    wrong = books.wrong()
+    wrong = [*books.wrong(), *books.missed_bars()]
+    if len(books.log) < arguments.troubles:
+        wrong.append(f"the work ended after {len(books.log)} troubles: raise --trial, or lower --every")
     sys.stdout.write(f"{books}\n" + "".join(f"WRONG {what}\n" for what in wrong))
     if wrong:
         sys.stdout.write(f"the logs are in {folder}\n")

@@ -232,9 +232,10 @@ SPEC = {
 }
 
 
-def checked_spec(folder: Path, **workload: Any) -> tuple[int, dict[str, Any], str]:
+def checked_spec(folder: Path, *, nodes: int = 1, **workload: Any) -> tuple[int, dict[str, Any], str]:
     primary = workload.pop("primary", SPEC["verdict"])
     values = {**SPEC, "workload": {**dict(SPEC["workload"]), **workload}, "verdict": primary}  # type: ignore[call-overload]
+    values["placement"] = {"node_class": "cpu", "nodes": nodes}
     (folder / "mine.json").write_text(json.dumps(values))
     done = subprocess.run(
         [*ABLATE, "check", "--json", "mine.json"],
@@ -254,6 +255,13 @@ def test_every_arm_of_a_spec_is_checked_and_a_block_is_estimated(tmp_path: Path)
     assert (answer["marks"], answer["blocks"]) == ("tokens", 6)
     assert answer["longest_s"] > 36 * 0.02 * 0.8, "the rest of the slow arm's steps"
     assert answer["block_s"] > answer["longest_s"]
+
+
+def test_a_program_for_several_nodes_is_checked_on_this_one_which_is_said(tmp_path: Path) -> None:
+    code, answer, errors = checked_spec(write_program(tmp_path / "code"), nodes=2)
+    assert code == 0, errors
+    (said,) = (check["detail"] for check in answer["checks"] if check["name"] == "nodes")
+    assert said == "the check ran on this node alone, the trials run over 2: other times"
 
 
 def test_a_spec_is_checked_by_printed_lines_and_by_the_whole_process(tmp_path: Path) -> None:

@@ -72,6 +72,23 @@ def test_a_command_goes_only_to_nodes_with_all_of_its_secrets(api: Api) -> None:
     assert "'has-both' has no secret A (ABLATE_SECRETS)" in plan.text
 
 
+def test_a_command_over_several_nodes_goes_only_to_workers_with_as_many(api: Api) -> None:
+    over_two = spec_values(**{**command(), "placement": {"node_class": "cpu", "nodes": 2}})
+    two, one = api.post_spec(over_two).json()["id"], api.post_spec(command()).json()["id"]
+    waits = {row["nodes_each"]: row["blocks"] for row in api.get("/v1/waiting").json()["items"]}
+    assert waits.keys() == {1, 2}
+    shown = api.client.get("/metrics").text
+    assert 'ablate_waiting_nodes{devices="1",node_class="cpu",nodes_each="2"} 0.0' in shown
+    assert api.claim(registered(api, "alone", {"command": None}))["ablation_id"] == one  # type: ignore[index]
+    assert api.claim(registered(api, "three", {"command*3": None})) is None
+    said = api.get(f"/v1/ablations/{two}").json()["waiting_for"]
+    assert "'alone' has 1 node of a cluster, and a block needs 2" in said
+    assert "'three' has 3 nodes of a cluster, and a block needs 2" in said
+    block = api.claim(registered(api, "pair", {"command*2": None, "secret:KEY": None}))
+    assert block is not None
+    assert (block["ablation_id"], block["trials"][0]["config"]["nodes"]) == (two, 2)
+
+
 def test_a_node_with_secrets_takes_commands_that_need_none(api: Api) -> None:
     api.post_spec(command())
     assert api.claim(registered(api, "has", {"command": None, "secret:HF_TOKEN": None})) is not None

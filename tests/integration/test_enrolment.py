@@ -125,6 +125,23 @@ def test_a_revoked_an_expired_and_a_token_of_another_class_are_refused_with_thei
     assert (unknown.status_code, "h200" in unknown.text) == (422, True), unknown.text
 
 
+def test_a_class_that_is_nearly_a_known_one_is_doubted_until_somebody_insists(api: Api) -> None:
+    def added(node_class: str, **more: Any) -> httpx.Response:
+        return api.client.post("/v1/enrolments", headers=api.admin, json={"node_class": node_class, **more})
+
+    refused = added("h2000")
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "#/node_class")
+    assert "did you mean 'h200'? For a GPU that is really called so: new_class" in refused.text
+    body = {"name": "gpu-7", "node_class": "rtx-4080", "new_class": False}
+    assert "did you mean 'rtx-4090'" in api.client.post("/v1/nodes", headers=api.admin, json=body).text
+    for certain in ("h200", "a100-80gb", "rtx-4090", "gh200-480gb", "b300"):
+        assert added(certain).status_code == 201, certain
+    assert added("b3000").status_code == 422, "a class with a token is known, too"
+    body["new_class"] = True
+    assert api.client.post("/v1/nodes", headers=api.admin, json=body).status_code == 201
+    assert added("rtx-4080").status_code == 201, "known from now on"
+
+
 @pytest.mark.parametrize("limits", [{"uses": 0}, {"uses": 100_001}, {"lasts_s": 0.0}, {"lasts_s": 7_776_001.0}])
 def test_a_token_without_end_or_count_is_refused(api: Api, limits: dict[str, Any]) -> None:
     body = {"node_class": "cpu", **limits}

@@ -59,8 +59,8 @@ def test_queued_blocks_count_with_their_limit_then_with_the_pace_of_the_class_th
     made = api.submit(limits=RICH)
     assert waiting(api) == {
         ("cpu", 1): {
-            "node_class": "cpu", "devices": 1, "blocks": BLOCKS, "device_minutes": BLOCKS * LIMIT_S / 60, "nodes": 0,
-            "least_s": LIMIT_S,
+            "node_class": "cpu", "devices": 1, "nodes_each": 1, "blocks": BLOCKS, "nodes": 0, "least_s": LIMIT_S,
+            "device_minutes": BLOCKS * LIMIT_S / 60,
         }
     }  # fmt: skip
     node = api.register()

@@ -23,9 +23,10 @@ from ablate.model.config import StepsConfig
 from ablate.workers.blocks.code_cache import CodeCache
 from ablate.workers.blocks.receipt import TrialRecord, dead_gate, how_far
 from ablate.workers.blocks.slices import SlicedBlock, SlicedTrial
-from ablate.workers.blocks.surroundings import Patience, Quiet, Surroundings, busiest, changes, look_around
+from ablate.workers.blocks.surroundings import Patience, Quiet, Surroundings, busiest, look_around
 from ablate.workers.commands.code_copy import data_problem, private_places
 from ablate.workers.devices.node_health import ReleaseProof
+from ablate.workers.devices.probe_types import changes
 from ablate.workers.errors import BlockBroken, BlockStopped
 from ablate.workers.isolation.environment import chosen_caches
 from ablate.workers.isolation.node_secrets import Mask, lacks_secret
@@ -257,6 +258,10 @@ class BlockRunner:
     def _order_of(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease) -> TrialOrder:
         """Return the order for a trainer with its dataset prepared."""
         paths, workload = self._context.paths.trial(block.attempt_id, trial.trial_id), trial.config
+        own_nodes = len(self._context.node.nodes) or 1
+        if workload.nodes != own_nodes:
+            detail = f"the trial needs {workload.nodes} of a cluster's nodes, and this worker has {own_nodes}"
+            raise BlockBroken(FailureClass.INFRA_NODE, f"{detail} (docs/fleet.md, 'Several nodes')")
         order = TrialOrder(
             trial_id=trial.trial_id,
             config=trial.config,
@@ -267,6 +272,7 @@ class BlockRunner:
             device_type=self._node_class.device_type,
             environment=self._node_class.environment,
             devices=workload.devices,
+            nodes=workload.nodes,
             topology=workload.topology(self._node_class),
             locks=self._context.node.devices.locks("trainer", number=workload.devices),
             corpus_roots=self._context.corpus_roots,

@@ -206,8 +206,9 @@ class TrialRecord:
             foreign_load=result.foreign_load,
             stolen_load=result.stolen_load,
             foreign_busiest=self.foreign_busiest,
-            throttle=worst_of(self.device_events),
+            throttle=worst_of((*self.device_events, *(one.events for node in result.nodes for one in node.devices))),
             devices=self._several(),
+            nodes=result.nodes or None,
         )
 
     @property

@@ -72,21 +72,6 @@ def busiest(before: ProcessTimes, after: ProcessTimes, *, exclude: Collection[in
     return tuple(sorted(busy, key=lambda process: -process.cpu_s)[:MOST])
 
 
-def changes(before: DeviceState | None, after: DeviceState | None) -> DeviceEvents | None:
-    """Return the events of a device between two states; None without both states."""
-    if before is None or after is None:
-        return None
-    complete = before.processes is not None and after.processes is not None
-    return DeviceEvents(
-        sw_power_cap=_seconds(before.sw_power_cap_us, after.sw_power_cap_us),
-        sw_thermal_slowdown=_seconds(before.sw_thermal_slowdown_us, after.sw_thermal_slowdown_us),
-        hw_thermal_slowdown=_seconds(before.hw_thermal_slowdown_us, after.hw_thermal_slowdown_us),
-        hw_power_brake=_seconds(before.hw_power_brake_us, after.hw_power_brake_us),
-        ecc_uncorrected=_growth(before.ecc_uncorrected, after.ecc_uncorrected),
-        foreign_processes=tuple(sorted({*(before.processes or ()), *(after.processes or ())})) if complete else None,
-    )
-
-
 def worst_of(events: Sequence[DeviceEvents | None]) -> DeviceEvents | None:
     """Return what happened to the devices of one trial together; None if one device has no counters.
 
@@ -109,16 +94,6 @@ def _union(columns: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
 
 _TOGETHER: Mapping[str, Callable[[Any], Any]] = {"ecc_uncorrected": sum, "foreign_processes": _union}
 """How events of several devices become one number; else by the greatest."""
-
-
-def _seconds(before_us: int | None, after_us: int | None) -> float | None:
-    growth_us = _growth(before_us, after_us)
-    return None if growth_us is None else round(growth_us / 1e6, 6)
-
-
-def _growth(before: int | None, after: int | None) -> int | None:
-    """Return by how much a counter grew; None when a value is missing, or the counter was reset in between."""
-    return None if before is None or after is None or after < before else after - before
 
 
 ANY_LOAD = 0.99

@@ -25,7 +25,8 @@ class DeviceSamples:
         """Look for `devices` GPUs. Raises DeviceUnknown if the driver does not know one of them."""
         self._handles = _handles(devices) if devices else []
         self._sampled_at = 0.0
-        self._clocks: list[tuple[float, float]] = []
+        self.clocks: list[tuple[float, float]] = []
+        """Moments of the monotonic clock, and the clock of the slowest GPU in MHz."""
         self._memory_at = 0.0
         self._own: dict[int, bool] = {}
         """Whether a process on a GPU belongs to the trial."""
@@ -40,7 +41,7 @@ class DeviceSamples:
         self._sampled_at = now
         clocks = [answer("ClockInfo", handle, pynvml.NVML_CLOCK_SM) for handle in self._handles]
         if None not in clocks:
-            self._clocks.append((now, float(min(clocks))))
+            self.clocks.append((now, float(min(clocks))))
         if now - self._memory_at >= MEMORY_EVERY_S:
             self._memory_at = now
             rows = [answer("ComputeRunningProcesses", handle) or () for handle in self._handles]
@@ -48,7 +49,7 @@ class DeviceSamples:
 
     def clock_at(self, moment: float) -> float | None:
         """Return the clock of the slowest GPU in MHz in the sample nearest to a moment of the monotonic clock."""
-        return min(self._clocks, key=lambda sample: abs(sample[0] - moment))[1] if self._clocks else None
+        return min(self.clocks, key=lambda sample: abs(sample[0] - moment))[1] if self.clocks else None
 
     def _take(self, tables: Sequence[Mapping[int, int | None]]) -> None:
         """Keep the greatest sum of the trial's processes on one GPU. A process without a number is left out."""

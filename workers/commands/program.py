@@ -11,7 +11,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.program_report import OUT, ProgramReport
 from ablate.experiments.system.processes import descendants_of
 from ablate.model.errors import DataError
+from ablate.model.host_load import HostLoad
 from ablate.model.measurements import Step
 from ablate.workers.commands.advice import ProgramPlace
 from ablate.workers.commands.code_copy import link_data
@@ -32,6 +33,7 @@ from ablate.workers.commands.program_socket import (
     EndedSteps,
     LoopBegan,
     Mark,
+    ProgramMessage,
     ProgramSocket,
     WindowBegan,
     WindowEnded,
@@ -47,48 +49,74 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def run_program(order: TrialOrder) -> TrialResult:
     """Run the command of `order` to its end, then its evaluation; return the result, which may be a failure."""
-    config, mask, out = order.program, Mask(order.secrets), order.paths.folder / "out"
-    home = None if order.isolation is None else out  # the home of the worker's user is closed
-    folders = ProgramFolders(working=_own_folder(order), out=out, home=home)
-    link_data(config, folders.working)
-    out.mkdir()
-    place, evaluated = ProgramPlace.of(order, config, config.argv(out=str(out))), None
+    config, folders = order.program, program_folders(order)
+    place, evaluated = ProgramPlace.of(order, config, config.argv(out=str(folders.out))), None
     with order.paths.log.open("a+b") as log:
         try:
-            ran = _run(order, folders, log)
+            ran = run_marked(order, folders, log)
         except DataError as error:
             message = place.advised(str(error))
             sys.stdout.write(f"{message}\n")
             return TrialResult.partial(failure_class=FailureClass.USER_ERROR, message=message)
         failure = program_failure(config, ran.end)
         if failure is not None:
-            failure = failure[0], place.advised(mask.text(failure[1]))
+            failure = failure[0], place.advised(Mask(order.secrets).text(failure[1]))
         elif config.evaluate is not None:
             evaluated = evaluate(order, ran.end, log)
             failure = evaluated.failure
     remove_tree(folders.working)
+    return finished(order, ran, failure, evaluated)
+
+
+def finished(
+    order: TrialOrder,
+    ran: ProgramRun,
+    failure: tuple[FailureClass, str] | None,
+    evaluated: Evaluated | None = None,
+) -> TrialResult:
+    """Return the result of a trial whose program has ended."""
     code = ran.marks.package if order.dataset is None else f"sha256:{order.dataset.name}"
-    result = result_of(config, ran, evaluated, code=code)
+    result = result_of(order.program, ran, evaluated, code=code)
     if failure is not None:
         result = result.model_copy(update={"failure_class": failure[0], "message": failure[1]})
-    return mask.document(result)
+    return Mask(order.secrets).document(result)
 
 
-def _run(order: TrialOrder, folders: ProgramFolders, log: BinaryIO) -> ProgramRun:
-    """Run a program with all its processes to the end. Raises DataError if it cannot be started."""
-    config, load, began = order.program, _Load(), time.monotonic()
+def program_folders(order: TrialOrder) -> ProgramFolders:
+    """Make the folders of a program in its trial."""
+    out = order.paths.folder / "out"
+    home = None if order.isolation is None else out  # the home of the worker's user is closed
+    folders = ProgramFolders(working=_own_folder(order), out=out, home=home)
+    link_data(order.program, folders.working)
+    out.mkdir()
+    return folders
+
+
+def run_marked(
+    order: TrialOrder,
+    folders: ProgramFolders,
+    log: BinaryIO,
+    *,
+    variables: Mapping[str, str] | None = None,
+    forward: Callable[[Sequence[ProgramMessage]], None] = lambda _messages: None,
+) -> ProgramRun:
+    """Run a program with all its processes to the end. Raises DataError if it cannot be started.
+
+    `variables` are added to its environment. `forward` gets the messages that have arrived at each look.
+    """
+    config, load, began = order.program, Load(), time.monotonic()
     samples = DeviceSamples(config.devices if order.device_type == "cuda" else 0)
     lines = config.lines if config.evaluate is None else {}  # its own lines are those of the evaluation
     with order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
-        progress = _Progress(config, steps, load, samples)
-        ran = run_to_end(order, config, folders, log, follower=progress, lines=lines)
+        progress = MarksFollower(config, steps, load, samples, forward)
+        ran = run_to_end(order, config, folders, log, follower=progress, lines=lines, variables=variables)
     measured = _measured(config, ran.marks, load, _peak_bytes(ran.marks, on_host=order.device_type == "cpu"))
     if ran.ended_at is not None:
         measured |= {"process_s": ran.ended_at - began, "cpu_s": _ended_cpu_s()}
     return replace(ran, samples=samples, measured=measured)
 
 
-def _measured(config: ProgramArm, marks: ProgramMarks, load: "_Load", peak: tuple[int, int] | None) -> dict[str, Any]:
+def _measured(config: ProgramArm, marks: ProgramMarks, load: "Load", peak: tuple[int, int] | None) -> dict[str, Any]:
     """Return what was measured beside the steps."""
     measured: dict[str, Any] = {"foreign_load": load.foreign, "stolen_load": load.stolen}
     if config.attested:
@@ -108,12 +136,10 @@ def _own_folder(order: TrialOrder) -> Path:
     return folder
 
 
-class _Load:
+class Load:
     """Shares of the cores' time that others took: during the window of the first rank, or during a whole process."""
 
     def __init__(self) -> None:
-        from ablate.model.training.measurement import HostLoad
-
         self._new = partial(HostLoad, _own_cpu_s)
         self._measured = self._new()
         self._in_window = False
@@ -121,9 +147,11 @@ class _Load:
         self.stolen: float | None = None
 
     def window_began(self) -> None:
+        """Measure from here on."""
         self._measured, self._in_window = self._new(), True
 
     def window_ended(self) -> None:
+        """Take the window."""
         if self._in_window:
             self._take()
 
@@ -156,29 +184,41 @@ def _own_cpu_s() -> float:
 
 
 @dataclass(frozen=True)
-class _Progress(Follower):
+class MarksFollower(Follower):
     """Stores messages and writes the steps of the first rank for people who watch."""
 
     config: ProgramArm
     steps: TextIO
-    load: _Load
+    load: Load
     samples: DeviceSamples
+    forward: Callable[[Sequence[ProgramMessage]], None] = lambda _messages: None
 
     def take(self, receiver: ProgramSocket, marks: ProgramMarks, watch: ProgramWatch) -> None:
+        """Take the messages that have arrived."""
         self.samples.sample()
-        for arrived in receiver.messages():
+        messages = list(receiver.messages())
+        self.forward(messages)
+        for arrived in messages:
             before = marks.round
-            message = marks.take(arrived.content, arrived.seen)
+            message = self.note(arrived, marks)
             if marks.round != before:
                 watch.forget_ranks()
-                self.steps.seek(0)
-                self.steps.truncate()
             if isinstance(message, LoopBegan) and message.closes and arrived.sender > 0:
                 watch.follow_rank(message.rank, arrived.sender)
-            if message is not None and message.rank == 0:
-                self._show(message, marks)
+
+    def note(self, arrived: ProgramMessage, marks: ProgramMarks) -> Mark | None:
+        """Store a message; return it, None if it is wrong or late."""
+        before = marks.round
+        message = marks.take(arrived.content, arrived.seen)
+        if marks.round != before:
+            self.steps.seek(0)
+            self.steps.truncate()
+        if message is not None and message.rank == 0:
+            self._show(message, marks)
+        return message
 
     def ended(self) -> None:
+        """Notice that the program has ended."""
         self.load.process_ended()
 
     def _show(self, message: Mark, marks: ProgramMarks) -> None:
@@ -226,6 +266,8 @@ def result_of(config: ProgramArm, ran: ProgramRun, evaluated: Evaluated | None, 
         seed=first.seed,
         ranks=len(loops),
         rank_tokens=_timed_tokens(config, loops) if len(loops) > 1 else None,
+        rank_step_s=tuple(rank.own_step_s(config.steps) for rank in loops) if len(whole) == len(loops) > 1 else None,
+        rank_nodes=tuple(ran.node_of_rank[rank] for rank in marks.loops) if ran.node_of_rank else None,
         window_s=slowest.window_s if clocked and slowest else None,
         window_seen_s=slowest.window_seen_s if clocked and slowest else None,
         reported={name: value for name, value in reported.items() if math.isfinite(value)},
@@ -255,14 +297,12 @@ def _step(
     config: ProgramArm, ranks: Iterable[ProgramRank], clock: ProgramRank, index: int, samples: DeviceSamples | None
 ) -> Step:
     """Return step `index`: its times from `clock`, its tokens and mean loss over `ranks`."""
-    before = clock.ended.get(index - 1, clock.began)
-    if index == 1 + config.steps.warmup:
-        before = max(before, clock.edges.get("window began", before))
+    before = clock.start_of(index, config.steps)
     shares = [(rank.tokens.get(index, 0) or 1, rank.losses[index]) for rank in ranks if index in rank.losses]
     return Step(
         index=index,
         phase=config.steps.phase_of(index),
-        seconds=clock.ended[index] - before,
+        seconds=clock.step_s(index, config.steps),
         tokens=sum(rank.tokens.get(index, 0) for rank in ranks),
         loss=_mean_loss(shares),
         began_s=before - clock.began,

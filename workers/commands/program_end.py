@@ -366,6 +366,8 @@ class ProgramRun:
     samples: DeviceSamples = field(default_factory=lambda: DeviceSamples(0))
     measured: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the trial's result beside the steps."""
+    node_of_rank: Mapping[int, str] = field(default_factory=dict)
+    """Of a trial over several nodes."""
 
 
 def run_to_end(  # noqa: PLR0913 - two programs of a trial differ in these

@@ -179,6 +179,13 @@ class StepTokens(_Message):
     tokens: tuple[tuple[Count, Count], ...]
 
 
+class StepWaits(_Message):
+    """Seconds in which a rank waited for others, by the index of their steps."""
+
+    event: Literal["waits"]
+    waits: tuple[tuple[Count, Moment], ...]
+
+
 class ReportedValues(_Message):
     """Results of the whole run; those that are not finite fail the trial at its end."""
 
@@ -242,6 +249,7 @@ Mark: TypeAlias = (
     | EndedSteps
     | StepLosses
     | StepTokens
+    | StepWaits
     | ReportedValues
     | AttestedValues
     | PackageCode

@@ -1,6 +1,7 @@
 """What a program has sent, by rank: each message fits those before it, and all must hold together at the end."""
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,6 +26,7 @@ from ablate.workers.commands.program_socket import (
     ReportedValues,
     StepLosses,
     StepTokens,
+    StepWaits,
     TracePart,
     TrialEnded,
     WindowBegan,
@@ -50,6 +52,8 @@ class ProgramRank:
     """End of each step."""
     tokens: dict[int, int] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
+    waits: dict[int, float] = field(default_factory=dict)
+    """Seconds of steps in which it waited for others."""
     edges: dict[str, float] = field(default_factory=dict)
     """Begin and end of the window by the program's clock."""
     seen: dict[str, float] = field(default_factory=dict)
@@ -82,6 +86,20 @@ class ProgramRank:
     def longest_s(self) -> float:
         """Seconds of the window by the clock that gives more of them: a rank cannot hide by a clock that runs slow."""
         return max(self.window_s, 0.0 if math.isnan(self.window_seen_s) else self.window_seen_s)
+
+    def step_s(self, index: int, steps: StepsConfig) -> float:
+        """Return the seconds of a step; the window begins with its first one."""
+        return self.ended[index] - self.start_of(index, steps)
+
+    def start_of(self, index: int, steps: StepsConfig) -> float:
+        """Return the moment at which a step began."""
+        before = self.ended.get(index - 1, self.began)
+        return max(before, self.edges.get("window began", before)) if index == 1 + steps.warmup else before
+
+    def own_step_s(self, steps: StepsConfig) -> float:
+        """Return the median of the timed steps without the time in which it waited for others."""
+        timed = [index for index in range(steps.total) if steps.phase_of(index) == "timed"]
+        return statistics.median(self.step_s(index, steps) - self.waits.get(index, 0.0) for index in timed)
 
     def order_problem(self, steps: StepsConfig) -> str | None:
         """Return which moments of a rank with all marks are in no possible order; None if they are in order.
@@ -173,7 +191,7 @@ class ProgramMarks:
                 self._begin(rank, message)
             case WindowBegan() | WindowEnded():
                 self._store_edge(rank, message, seen)
-            case EndedSteps() | StepLosses() | StepTokens():
+            case EndedSteps() | StepLosses() | StepTokens() | StepWaits():
                 self._store_steps(rank, message)
             case KernelTable() | TracePart():
                 if rank is self.ranks.get(0):
@@ -215,7 +233,7 @@ class ProgramMarks:
             raise ValueError(f"{message.event} twice")
         rank.edges[message.event], rank.seen[message.event] = message.at, seen
 
-    def _store_steps(self, rank: ProgramRank, message: EndedSteps | StepLosses | StepTokens) -> None:
+    def _store_steps(self, rank: ProgramRank, message: EndedSteps | StepLosses | StepTokens | StepWaits) -> None:
         _check_begun(rank, message)
         match message:
             case EndedSteps(steps=rows):
@@ -227,6 +245,9 @@ class ProgramMarks:
             case StepLosses(losses=losses):
                 self._check_indices([index for index, _loss in losses])
                 rank.losses.update(losses)
+            case StepWaits(waits=waits):
+                self._check_indices([index for index, _waited in waits])
+                rank.waits.update(waits)
             case StepTokens(tokens=counts):
                 self._check_indices([index for index, _count in counts])
                 rank.tokens.update(counts)

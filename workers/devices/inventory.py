@@ -13,9 +13,10 @@ from pathlib import Path
 
 import psutil
 
-from ablate.experiments.node_classes import NODE_CLASSES, gpu_class
+from ablate.experiments.node_classes import NODE_CLASSES, gpu_class, is_gpu
 from ablate.experiments.records.messages import DeviceInfo
 from ablate.kernels.backends import NodeClass
+from ablate.model.measurements import GIB
 from ablate.workers.devices.amd_probe import AmdProbe
 from ablate.workers.devices.device_lock import lock_addresses
 from ablate.workers.devices.node_health import ReleaseProof
@@ -153,7 +154,11 @@ def _classes_of(probe: str, result: ProbeResult) -> list[NodeClass]:
     """Return the classes to which all found devices belong: a trial may get any of them."""
     if probe in _OF_GPUS:
         classes = {gpu_class(device.name, device.memory_bytes, probe=probe) for device in result.devices}
-        return list(classes) if len(classes) == 1 else []
+        sized = {f"{own}-{round(device.memory_bytes / GIB)}gb" for own in classes for device in result.devices}
+        if len(classes) > 1 or not result.devices:
+            return []
+        by_size = [NODE_CLASSES[name] for name in sized if len(sized) == 1 and is_gpu(name)]
+        return [*classes, *(one for one in by_size if classes.isdisjoint(NODE_CLASSES.values()))]
     entries = [entry for entry in NODE_CLASSES.values() if entry.probe == probe and result.devices]
     return [entry for entry in entries if all(entry.fits(device.name) for device in result.devices)]
 

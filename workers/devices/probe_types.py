@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ablate.experiments.records.messages import DeviceInfo
+from ablate.experiments.records.receipts import DeviceEvents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,31 @@ class DeviceState:
     """Uncorrected memory errors since the driver was loaded."""
     processes: tuple[int, ...] | None = None
     """Processes on any device of this machine."""
+
+
+def changes(before: DeviceState | None, after: DeviceState | None) -> DeviceEvents | None:
+    """Return the events of a device between two states; None without both states."""
+    if before is None or after is None:
+        return None
+    complete = before.processes is not None and after.processes is not None
+    return DeviceEvents(
+        sw_power_cap=_seconds(before.sw_power_cap_us, after.sw_power_cap_us),
+        sw_thermal_slowdown=_seconds(before.sw_thermal_slowdown_us, after.sw_thermal_slowdown_us),
+        hw_thermal_slowdown=_seconds(before.hw_thermal_slowdown_us, after.hw_thermal_slowdown_us),
+        hw_power_brake=_seconds(before.hw_power_brake_us, after.hw_power_brake_us),
+        ecc_uncorrected=_growth(before.ecc_uncorrected, after.ecc_uncorrected),
+        foreign_processes=tuple(sorted({*(before.processes or ()), *(after.processes or ())})) if complete else None,
+    )
+
+
+def _seconds(before_us: int | None, after_us: int | None) -> float | None:
+    growth_us = _growth(before_us, after_us)
+    return None if growth_us is None else round(growth_us / 1e6, 6)
+
+
+def _growth(before: int | None, after: int | None) -> int | None:
+    """Return by how much a counter grew; None when a value is missing, or the counter was reset in between."""
+    return None if before is None or after is None or after < before else after - before
 
 
 @dataclass(frozen=True, kw_only=True)

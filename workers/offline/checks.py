@@ -206,6 +206,9 @@ class CheckedSpec:
         if node_class != wanted:
             detail = f"this machine is of class '{node_class}'; the spec asks for '{wanted}', so its times are others"
             yield ProgramCheck(name="node class", passed=False, needed=False, detail=detail)
+        if self.spec.placement.nodes > 1:
+            detail = f"the check ran on this node alone, the trials run over {self.spec.placement.nodes}: other times"
+            yield ProgramCheck(name="nodes", passed=False, needed=False, detail=detail)
         if may_have_control(self.spec):
             quiet, names = self._allows(load), ", ".join(dict.fromkeys(one.name for one in others))
             detail = f"others take {load:.0%} of the cores' time" + (f" (busiest: {names})" if names else "")
@@ -248,8 +251,8 @@ class SpecCheck:
 
 
 def _short(config: CommandArm) -> CommandArm:
-    steps = config.steps
-    return replace(config, steps=marked_steps(warmup=min(_WARMUP, steps.warmup), timed=min(_TIMED, steps.timed)))
+    steps = marked_steps(warmup=min(_WARMUP, config.steps.warmup), timed=min(_TIMED, config.steps.timed))
+    return replace(config, steps=steps, nodes=1)
 
 
 def _result(run: CheckRun) -> TrialResult:

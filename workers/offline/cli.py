@@ -315,6 +315,8 @@ def refusals(plan_file: PlanFile, node: Node, secrets: Collection[str] = ()) -> 
     there = len(node.devices.devices)
     if there < plan.busy_devices or plan.devices not in node.node_class.spreads(there):
         yield f"this node has {there} devices; the plan asks for {plan.devices}"
+    if plan.baseline.config.nodes > 1:
+        yield f"the plan runs over {plan.baseline.config.nodes} nodes, which only a worker of a service does"
     problems = differences(plan_file)
     yield from problems
     if problems:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ablate.experiments.system.isolation import short_link
 from ablate.experiments.system.processes import adopt_orphans, children_of
+from ablate.workers.commands.several_nodes import end_steps
 from ablate.workers.environment_variables import TRIAL_PROCESSES
 from ablate.workers.errors import WorkerError
 from ablate.workers.isolation.environment import keep_logs_plain, wait_passively
@@ -208,6 +209,9 @@ class TrialRunner:
         if trial.memory is not None:
             trial.memory.look(_family(trial.pid))
         survivors = self._end(trial)
+        if trial.order.nodes > 1 and not trial.order.prepare_only:
+            with suppress(OSError):  # the next trial tries again, and the end of the job ends them
+                end_steps(patience_s=0)
         trial.process.join(0 if survivors else None)
         trial.over = True
         self.guardian.forget(trial.pid, trial.trial_id)

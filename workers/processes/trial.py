@@ -5,7 +5,6 @@ This module imports torch only inside functions, because the worker itself impor
 
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import traceback
@@ -24,9 +23,11 @@ from ablate.workers.built_in import training
 from ablate.workers.built_in.rank_group import run_ranks
 from ablate.workers.commands.code_copy import copy_code
 from ablate.workers.commands.program import run_program
+from ablate.workers.commands.several_nodes import run_on_nodes
 from ablate.workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from ablate.workers.isolation.environment import mark_process, use_environment
 from ablate.workers.lease import boot_time_s
+from ablate.workers.paths import limit_files
 from ablate.workers.trials.failures import CANNOT_WRITE, TOO_LATE, describe
 from ablate.workers.trials.result import TrialOrder, TrialResult
 
@@ -42,7 +43,7 @@ def main(order: TrialOrder) -> None:
 def _run(order: TrialOrder) -> None:
     """Write the result file of a trial. It contains the class of any exception from its work."""
     _detach(order)
-    _limit_files(None if order.prepare_only else order.most_bytes)  # a dataset may be large
+    limit_files(None if order.prepare_only else order.most_bytes)  # a dataset may be large
     target = order.paths.prepared if order.prepare_only else order.paths.result
     lock = DeviceLock(order.locks)  # released by the end of this process
     try:
@@ -57,13 +58,6 @@ def _run(order: TrialOrder) -> None:
     sys.stderr.flush()
     order.paths.make_room(target)
     write_whole(target, content)
-
-
-def _limit_files(most_bytes: int | None) -> None:
-    """Limit the size of every file that this process and its children write; None for no limit of our own."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limits = [limit for limit in (most_bytes, hard) if limit not in (None, resource.RLIM_INFINITY)]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (min(limits, default=resource.RLIM_INFINITY), hard))
 
 
 def _detach(order: TrialOrder) -> None:
@@ -124,7 +118,7 @@ def _run_rank(order: TrialOrder, rank: int) -> TrialResult:
 def _failure_of(order: TrialOrder, error: Exception) -> TrialResult:
     """Print the traceback of an exception that ended a process; return the result that names it."""
     failure, message = describe(error, most_bytes=order.most_bytes)
-    _limit_files(None)  # the traceback and the result still have to be written
+    limit_files(None)  # the traceback and the result still have to be written
     traceback.print_exc()
     peaks = _gpu_peaks() if failure is FailureClass.OOM and not isinstance(error, MemoryError) else {}
     return TrialResult.partial(failure_class=failure, message=message, **peaks)
@@ -146,8 +140,10 @@ def _isolate(order: TrialOrder, *, alone: bool = True) -> None:
 
 
 def _work(order: TrialOrder) -> TrialResult:
-    _isolate(order)
     task = _TASKS[order.config.own_process]
+    if order.nodes > 1 and not order.prepare_only:
+        return run_on_nodes(order)  # its part on each node isolates itself
+    _isolate(order)
     return task.prepare(order) if order.prepare_only else task.run(order)
 
 

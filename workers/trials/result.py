@@ -18,6 +18,7 @@ from ablate.experiments.documents import first_problem
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.compilation_report import CompilationReport
 from ablate.experiments.records.program_report import ProgramReport, printable
+from ablate.experiments.records.receipts import HeldNode
 from ablate.experiments.system.isolation import Isolation, python_folders
 from ablate.model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
 from ablate.workers.isolation.reach import own_tree_problem, system_folders
@@ -45,6 +46,8 @@ class TrialOrder:
     """Environment variables of the node class, set before a tensor exists."""
     devices: int = 1
     """Devices that share a step; of a command, those that it sees."""
+    nodes: int = 1
+    """Nodes of a cluster over which it runs."""
     topology: str | None = None
     """On a node class that compiles and executes nothing: the topology to compile for."""
     trace_only: bool = False
@@ -160,6 +163,8 @@ class TrialResult(TrialMeasurements):
     """Of a trial that compiled and executed nothing."""
     program: ProgramReport | None = None
     """Of a trial that ran a command."""
+    nodes: tuple[HeldNode, ...] = ()
+    """Of a trial over several."""
     program_steps: tuple[Step, ...] = ()
     """All steps of a command: losses and the slowest process are known only at its end."""
 

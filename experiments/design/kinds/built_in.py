@@ -187,7 +187,7 @@ class BuiltInArm(TrainConfig, ArmConfig):
 def _drafts(spec: AblationSpec) -> Drafts:
     recipe, node_class = RECIPES[spec.workload.name], NODE_CLASSES[spec.placement.node_class]
     step_problems = [*_slice_problems(spec, node_class), *_schedule_problems(spec, node_class)]
-    problems = [*recipe_problems(spec), *_recipe_problems(recipe, node_class), *step_problems]
+    problems = [*_node_problems(spec), *recipe_problems(spec), *_recipe_problems(recipe, node_class), *step_problems]
     if step_problems:  # illegal steps make no configuration
         return Drafts(arms=(), problems=tuple(problems))
     base, override_problems = _workload(spec, recipe)
@@ -235,6 +235,13 @@ def recipe_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         if own.gates is None and not own.overrides:
             detail = f"the variant changes a command; this workload is recipe '{spec.workload.recipe}'"
             yield SpecProblem(pointer=pointer("variants", name), detail=detail, hint=hint)
+
+
+def _node_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    if spec.placement.nodes > 1:
+        detail = f"the built-in model runs on the devices of one node; given: {spec.placement.nodes} nodes"
+        hint = "workload.command, and recipes of packages, run on several"
+        yield SpecProblem(pointer=pointer("placement", "nodes"), detail=detail, hint=hint)
 
 
 def _slice_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecProblem]:

@@ -15,6 +15,7 @@ from ablate.experiments.design.gate_readings import GateReading, declared_readin
 from ablate.experiments.design.kinds.kind import Draft, Drafts
 from ablate.experiments.design.kinds.program import Evaluation, ProgramArm, kernel_problems, shared_fields
 from ablate.experiments.design.metrics import PROCESS_METRICS, SEED_METRICS
+from ablate.experiments.design.packages import lane_over
 from ablate.experiments.design.problems import listed, pointer, shown
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.workload import (
@@ -57,16 +58,19 @@ class CommandArm(ProgramArm):
 
     def lane(self) -> str:
         """Return the lane of commands in the Python environment."""
-        return COMMAND if self.environment is None else f"{COMMAND}:{self.environment}"
+        lane = COMMAND if self.environment is None else f"{COMMAND}:{self.environment}"
+        return lane_over(lane, self.nodes)
 
     def readings(self, gates: Mapping[str, Any], _facts: Facts) -> dict[str, GateReading]:
         """Return the settings as declared: nothing observes them."""
         return declared_readings(gates)
 
     def shape(self) -> dict[str, Any]:
-        """Return the command that all arms share, where it runs, and on how many devices."""
+        """Return the command that all arms share, where it runs, and on how many devices and nodes."""
         evaluation = {} if self.evaluate is None else {"evaluate": self.evaluate.command}
-        return {name: self.values_with_seed[name] for name in ("command", "environment", "devices")} | evaluation
+        nodes = {} if self.nodes == 1 else {"nodes": self.nodes}
+        own = {name: self.values_with_seed[name] for name in ("command", "environment", "devices")}
+        return own | evaluation | nodes
 
     def content(self) -> dict[str, Any]:
         """Return the command line, the variables and the code, wherever the spec divides a command from arguments."""
@@ -192,6 +196,9 @@ def _evaluation_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     if workload.evaluate is None:
         return
     where = pointer("workload", "evaluate")
+    if spec.placement.nodes > 1:
+        detail = "an evaluation reads the files of one node, and this program runs on several"
+        yield SpecProblem(pointer=where, detail=detail, hint="let the program report its metrics")
     if not workload.metrics:
         detail = "an evaluation measures the declared metrics, and workload.metrics declares none"
         yield SpecProblem(pointer=where, detail=detail, hint="write metrics: {val_loss: {better: lower}}")

@@ -179,7 +179,12 @@ class ArmConfig(ABC):
 
     @property
     def devices(self) -> int:
-        """Devices of one node for which a trial is planned."""
+        """Devices of each node for which a trial is planned."""
+        return 1
+
+    @property
+    def nodes(self) -> int:
+        """Nodes over which a trial runs."""
         return 1
 
     @property

@@ -17,6 +17,7 @@ from ablate.experiments.design.packages import (
     code_folders,
     installed,
     lane_of_package,
+    lane_over,
     recipe_names,
 )
 from ablate.experiments.design.problems import listed, nearest, pointer, shown
@@ -92,7 +93,7 @@ class PackageArm(ProgramArm):
 
     def lane(self) -> str:
         """Return the lane of the nodes with the recipe and its code."""
-        return lane_of_package(self.package.recipe, self.package.digest)
+        return lane_over(lane_of_package(self.package.recipe, self.package.digest), self.nodes)
 
     @property
     def libraries(self) -> tuple[Path, ...]:
@@ -106,7 +107,8 @@ class PackageArm(ProgramArm):
     def shape(self) -> dict[str, Any]:
         """Return the recipe with its values, gates excepted, and the number of devices."""
         shared = {"recipe": self.package.recipe, "version": self.package.version}
-        return {**shared, "values": dict(self.values), "devices": self.devices}
+        nodes = {} if self.nodes == 1 else {"nodes": self.nodes}
+        return {**shared, "values": dict(self.values), "devices": self.devices, **nodes}
 
     def content(self) -> dict[str, Any]:
         """Return the program and its values; its recipe may have any name."""

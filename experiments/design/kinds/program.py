@@ -75,6 +75,8 @@ class ProgramArm(ArmConfig):
     """The marks that the deciding metric needs: none, of steps, or of steps with tokens."""
     steps: StepsConfig = field(default_factory=StepsConfig)
     devices: int = 1
+    """Of each node."""
+    nodes: Annotated[int, Field(exclude_if=lambda value: value == 1)] = 1
     seed: int = 0
 
     def back_ends(self) -> frozenset[str]:
@@ -185,6 +187,7 @@ def shared_fields(spec: AblationSpec) -> dict[str, Any]:
         "secrets": tuple(sorted(workload.secrets)),
         "steps": marked_steps(warmup=workload.steps.warmup, timed=workload.steps.timed),
         "devices": spec.placement.devices,
+        "nodes": spec.placement.nodes,
     }
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from ablate.experiments.design.spec import MOST_NODES
 from ablate.experiments.system.setting_values import is_loopback, read_secret
 from ablate.service.cli import slurm
 from ablate.service.cli.arguments import ClassArgument, duration
@@ -34,7 +35,8 @@ def fleet() -> None:
 def slurm_(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
     node_class: ClassArgument,
     token_file: Annotated[Path, typer.Option(help=f"File with an enrolment token of the class, {_SHARED}.")],
-    devices: Annotated[int, typer.Option(min=1, help="Devices of a job, for blocks of as many.")] = 1,
+    devices: Annotated[int, typer.Option(min=1, help="Devices of each node, for blocks of as many.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, max=MOST_NODES, help="Nodes of a job, for blocks over as many.")] = 1,
     most: Annotated[int, typer.Option("--max", min=1, help="Most jobs that run or wait.")] = 8,
     work: Annotated[str, typer.Option(help="Start one job for so much waiting work.")] = "30m",
     limit: Annotated[str, typer.Option("--time", help="Time limit of a job.")] = "8h",
@@ -63,12 +65,13 @@ def slurm_(  # noqa: PLR0913, PLR0917 - a command's options are its function's a
     named = {"partition": partition, "gres": gres, "account": account, "output": f"{logs}/%x-%j.log" if logs else ""}
     flags = [*(["--exclusive"] if exclusive else []), "--requeue" if requeue else "--no-requeue", *(sbatch or ())]
     shared = [] if caches is None else [f"ABLATE_DATA_DIR={caches.absolute()}"]
-    http = ["ABLATE_ALLOW_HTTP=true"] if get_client_settings().allow_http else []
+    shared += ["ABLATE_ALLOW_HTTP=true"] if get_client_settings().allow_http else []
     with Client() as client:
         jobs = slurm.SlurmFleet(
-            name=name or f"ablate-{node_class}-{devices}",
+            name=name or f"ablate-{node_class}-{devices}{f'x{nodes}' if nodes > 1 else ''}",
             node_class=node_class,
             devices=devices,
+            nodes=nodes,
             url=client.url,
             token_file=_checked(token_file),
             program=program,
@@ -76,20 +79,14 @@ def slurm_(  # noqa: PLR0913, PLR0917 - a command's options are its function's a
             signal_s=duration(early, "--signal"),
             idle_s=duration(idle, "--idle"),
             options=(*(f"--{option}={value}" for option, value in named.items() if value), *flags),
-            settings=(*http, *shared, *(settings or ())),
+            settings=(*shared, *(settings or ())),
             setup=tuple(setup or ()),
         )
         if only_print:
             typer.echo(jobs.script(), nl=False)
             return
-        _keep(
-            client,
-            jobs,
-            most,
-            duration(work, "--work"),
-            array=array,
-            every_s=None if once else duration(every, "--every"),
-        )
+        pause_s = None if once else duration(every, "--every")
+        _keep(client, jobs, most, duration(work, "--work"), array=array, every_s=pause_s)
 
 
 def _checked(token_file: Path) -> Path:

@@ -24,6 +24,9 @@ from ablate.service.principals import Scope
 from ablate.service.schemas.nodes import NodePublic
 from ablate.service.schemas.tokens import MAX_USES
 
+NewClassOption = Annotated[
+    bool, typer.Option("--new-class", help="The class is right: no machine has it yet, and its name is like another's.")
+]
 _NOT_REMOVED = (
     "A node stays listed, because receipts name it. To take it down: ablate nodes drain NODE, stop its worker when its "
     "block is done, then ablate nodes revoke-key NODE --reason ..."
@@ -89,11 +92,12 @@ def add(
             autocompletion=completion.node_classes,
         ),
     ] = None,
+    new_class: NewClassOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Issue the key of a node and print it once. A worker with this key can only act as this node."""
     with Client() as client:
-        secret = client.node_keys.add(node, node_class=node_class)
+        secret = client.node_keys.add(node, node_class=node_class, new_class=new_class)
     if node_class is None:
         err().print(f"no --class: a worker with this key may register {escape(node)} as any node class")
     print_secret(secret, as_json=as_json)
@@ -105,11 +109,13 @@ def enrol(
     node_class: ClassArgument,
     uses: Annotated[int, typer.Option(min=1, max=MAX_USES, help="Workers that may enrol with it.")] = 1,
     lasts: Annotated[str, typer.Option("--for", metavar="DURATION", help="When it expires, such as 12h or 7d.")] = "1d",
+    new_class: NewClassOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Create a token with which workers of a class, that a cluster starts, make nodes of themselves. Print it once."""
     with Client() as client:
-        made = client.node_keys.enrol(node_class, uses=uses, lasts_s=float(duration(lasts, "--for")))
+        lasts_s = float(duration(lasts, "--for"))
+        made = client.node_keys.enrol(node_class, uses=uses, lasts_s=lasts_s, new_class=new_class)
     if as_json:
         print_json(made)
         return

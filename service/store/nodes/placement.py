@@ -11,10 +11,11 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func,
 
 from ablate.experiments.design.gates import BACK_ENDS
 from ablate.experiments.design.kinds.program import SECRET
-from ablate.experiments.design.packages import LANE
+from ablate.experiments.design.packages import LANE, nodes_of_lane
 from ablate.experiments.design.plan import Plan
 from ablate.experiments.design.workload import COMMAND
 from ablate.experiments.node_classes import NODE_CLASSES
+from ablate.experiments.reporting.wording import counted
 from ablate.kernels.backends import Lane
 from ablate.service.store.tables import SILENT_S, blocks, has_passed, nodes
 
@@ -56,9 +57,14 @@ class Needs:
     back_ends: str
     """As blocks store them."""
     devices: int
-    """Devices of one node that a trial uses together."""
+    """Devices of each of its nodes that a trial uses together."""
     takes_s: float = 0.0
     """Seconds that one should take at most; 0 for a plan, before anything ran."""
+
+    @property
+    def nodes(self) -> int:
+        """Nodes over which a trial runs."""
+        return nodes_of_lane(self.lanes)
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "Needs":
@@ -138,6 +144,16 @@ def _failed(node: Row[Any]) -> dict[str, str]:
 
 def lacks(node: Row[Any], needs: Needs) -> str | None:
     """Say what `node` lacks to run a block with these needs; None if it may run it."""
+    return _lacks_nodes(node, needs) or _lacks_more(node, needs)
+
+
+def _lacks_nodes(node: Row[Any], needs: Needs) -> str | None:
+    """Say that a node is an allocation of another number of nodes than a block needs; None if it is not."""
+    own = max(map(nodes_of_lane, json.loads(node.lanes or "[]")), default=1)
+    return None if own == needs.nodes else f"has {counted(own, 'node')} of a cluster, and a block needs {needs.nodes}"
+
+
+def _lacks_more(node: Row[Any], needs: Needs) -> str | None:
     lanes = [] if node.lanes is None else json.loads(node.lanes)
     if needs.lanes.startswith(COMMAND) and needs.lanes not in lanes:
         _command, _colon, environment = needs.lanes.partition(":")

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ablate.model.training import measurement
-from ablate.model.training.measurement import HostLoad, core_times
+from ablate.model import host_load
+from ablate.model.host_load import HostLoad, core_times
 
 SPIN = "print('begun', flush=True)\nwhile True: pass"
 
@@ -46,7 +46,7 @@ def write(path: Path, *, busy: int, idle: int, cores: int, steal: int = 0) -> No
 def test_core_times_are_those_of_our_cores_without_idle_and_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurement, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(host_load, "_STAT", tmp_path / "stat")
     write(tmp_path / "stat", busy=300, idle=900, cores=4, steal=70)
     tick = 1 / os.sysconf("SC_CLK_TCK")
     times = core_times({0, 2})
@@ -60,9 +60,9 @@ def test_time_that_a_hypervisor_stole_is_load_by_others_and_told(
 ) -> None:
     """A positive control: a second of this process's work, with half of the cores' time stolen meanwhile."""
     clock = [0.0]
-    monkeypatch.setattr(measurement, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(host_load, "_STAT", tmp_path / "stat")
     times = SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: clock[0])
-    monkeypatch.setattr(measurement, "time", times)
+    monkeypatch.setattr(host_load, "time", times)
     cores, ticks = len(os.sched_getaffinity(0)), os.sysconf("SC_CLK_TCK")
     write(tmp_path / "stat", busy=0, idle=900, cores=max(os.sched_getaffinity(0)) + 1)
     load = HostLoad()
@@ -78,13 +78,13 @@ def test_time_that_a_hypervisor_stole_is_load_by_others_and_told(
 def test_counters_that_do_not_move_are_not_an_idle_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some sandboxes print constants: less than this process used itself is no answer."""
     clock = [0.0]
-    monkeypatch.setattr(measurement, "_STAT", tmp_path / "stat")
-    monkeypatch.setattr(measurement, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(host_load, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(host_load, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     write(tmp_path / "stat", busy=300, idle=900, cores=os.cpu_count() or 1)
     load = HostLoad(own_s=lambda: clock[0])
     clock[0] += 0.5
     assert (load.shares().foreign, load.shares().stolen) == (None, None)
-    monkeypatch.setattr(measurement, "_STAT", tmp_path / "missing")
+    monkeypatch.setattr(host_load, "_STAT", tmp_path / "missing")
     assert HostLoad().shares().foreign is None
 
 
@@ -92,8 +92,8 @@ def test_load_counts_in_the_measured_parts_and_not_in_pauses(tmp_path: Path, mon
     """Drawn parts and pauses, with counters and clocks that say exactly what happened in each."""
     chance = random.Random(3)  # noqa: S311 - reproducible by design
     cores, clock = len(os.sched_getaffinity(0)), [0.0]
-    monkeypatch.setattr(measurement, "_STAT", tmp_path / "stat")
-    monkeypatch.setattr(measurement, "time", SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: 0.0))
+    monkeypatch.setattr(host_load, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(host_load, "time", SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: 0.0))
     ticks, busy = os.sysconf("SC_CLK_TCK"), [0]
 
     def pass_s(seconds: int, share: float) -> None:

@@ -3,9 +3,10 @@ import re
 import pytest
 
 from ablate.experiments.design.gate import show
+from ablate.experiments.design.gates import GATES
 from ablate.experiments.design.listings import GatePublic, public_gates
 from ablate.experiments.errors import SpecError
-from ablate.kernels.backends import NODE_CLASSES
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.service.cli.commands.catalog.gates import node_classes_of, values_on, where_it_runs
 
 ROWS = public_gates()
@@ -44,6 +45,19 @@ def test_values_of_one_node_class_are_those_that_a_spec_may_ask_for_there(node_c
 
 def test_an_unknown_node_class_is_refused_with_the_known_ones() -> None:
     assert set(CLASSES) <= {str(name) for name in NODE_CLASSES}
-    with pytest.raises(SpecError, match="unknown node class 'h20'; known: cpu, h200") as caught:
-        values_on(ROWS, "h20", CLASSES)
+    with pytest.raises(SpecError, match="unknown node class 'H200'; known: cpu, h200") as caught:
+        values_on(ROWS, "H200", CLASSES)
     assert "h200" in str(caught.value.problems[0].hint)
+
+
+@pytest.mark.parametrize("node_class", ["rtx-4090", "a100-80gb", "mi300x"])
+def test_values_of_any_gpu_are_those_that_a_spec_may_ask_for_there(node_class: str) -> None:
+    kept = {row.name: set(row.values) for row in values_on(ROWS, node_class, CLASSES)}
+    entry = NODE_CLASSES[node_class]
+    for name, gate in GATES.items():
+        able = {
+            value for value in gate.values if any(gate.supports(entry, lane, value) is None for lane in entry.lanes)
+        }
+        assert kept.get(name, able if len(able) < 2 else None) == able, name
+    assert "lane" not in kept, "kernels of ours need Hopper"
+    assert {"attention", "loss"} <= kept.keys()

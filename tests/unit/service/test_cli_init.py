@@ -19,6 +19,7 @@ from ablate.service.cli.output import problem_lines
 from ablate.service.cli.service_commands import app
 from ablate.service.errors import title_of
 from ablate.service.schemas.problems import Problem, ProblemDetail
+from tests.factories import on_cpu
 
 FIRST_SPEC = Path(__file__).resolve().parents[3] / "docs/first-spec.md"
 
@@ -32,7 +33,7 @@ def test_init_writes_a_spec_that_plans_and_the_schema_that_its_first_line_names(
     file = tmp_path / "my-question.yaml"
     code, said, _ = init(str(file))
     assert (code, f"ablate run {file}" in said) == (0, True)
-    plan = make_plan(parse_spec(file.read_bytes(), "application/yaml"))
+    plan = make_plan(on_cpu(file.read_bytes()))
     assert (plan.ablation, [arm.name for arm in plan.arms]) == ("my-question", ["baseline", "chunk-16", "psiv-on"])
     prefix, _, schema = file.read_text().splitlines()[0].partition("$schema=")
     assert prefix == "# yaml-language-server: "

@@ -45,6 +45,7 @@ def fleet(folder: Path, **changes: Any) -> slurm.SlurmFleet:
         "name": "ablate-h200-1",
         "node_class": "h200",
         "devices": 1,
+        "nodes": 1,
         "url": "https://ablate.example.org",
         "token_file": folder / "to ken",
         "program": str(folder / "work er"),
@@ -134,10 +135,11 @@ def test_the_worker_ends_before_its_job_and_drains_before_it_ends(time_s: int, s
         ({"options": ("--qos=a\n#SBATCH --x",)}, "is no option of sbatch"),
         ({"settings": ("1X=2",)}, "allowed: NAME=value"),
         ({"settings": ("X",)}, "allowed: NAME=value"),
+        ({"nodes": 2}, "share the prepared code: name a folder that they all see, --caches DIR"),
         ({"time_s": 59, "signal_s": 1}, "allowed: --time of a minute or more"),
         ({"time_s": 600, "signal_s": 600}, "allowed: --time of a minute or more"),
     ],
-    ids=["space", "word", "line", "name", "value", "short", "signal"],
+    ids=["space", "word", "line", "name", "value", "no folder", "short", "signal"],
 )
 def test_what_a_script_cannot_hold_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(FleetError, match=words):
@@ -149,22 +151,31 @@ ROWS = st.lists(
         WaitingPublic,
         node_class=st.sampled_from(["h200", "cpu"]),
         devices=st.sampled_from([1, 2, 8]),
+        nodes_each=st.sampled_from([1, 2]),
         blocks=st.integers(1, 200),
         device_minutes=st.floats(0.01, 1e5),
         least_s=st.just(60.0),
         nodes=st.integers(0, 9),
     ),
-    unique_by=lambda row: (row.node_class, row.devices),
+    unique_by=lambda row: (row.node_class, row.devices, row.nodes_each),
     max_size=6,
 )
 
 
-@given(waiting=ROWS, devices=st.sampled_from([1, 2, 8]), work_s=st.integers(1, 10**5), most=st.integers(1, 50))
+@given(
+    waiting=ROWS,
+    devices=st.sampled_from([1, 2, 8]),
+    nodes=st.sampled_from([1, 2]),
+    work_s=st.integers(1, 10**5),
+    most=st.integers(1, 50),
+)
 def test_as_many_jobs_as_the_work_needs_and_never_more_than_blocks(
-    waiting: list[WaitingPublic], devices: int, work_s: int, most: int
+    waiting: list[WaitingPublic], devices: int, nodes: int, work_s: int, most: int
 ) -> None:
-    number = fleet(Path("/f"), devices=devices).wanted(waiting, work_s=work_s, most=most)
-    mine = [row for row in waiting if row.node_class == "h200" and row.devices == devices]
+    number = fleet(Path("/f"), devices=devices, nodes=nodes, settings=("ABLATE_DATA_DIR=/d",)).wanted(
+        waiting, work_s=work_s, most=most
+    )
+    mine = [row for row in waiting if (row.node_class, row.devices, row.nodes_each) == ("h200", devices, nodes)]
     if not mine:
         assert number == 0
         return

@@ -1,6 +1,6 @@
 """`ablate catalog gates`: the features that a spec can switch, for a terminal or as docs/gates.md."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Annotated
 
 import typer
@@ -8,10 +8,13 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from ablate.experiments.design.gate import GateValue, show
+from ablate.experiments.design.gates import GATES
 from ablate.experiments.design.listings import GatePublic, RecipePublic, public_gates, public_recipes
+from ablate.experiments.design.packages import runs_programs
 from ablate.experiments.design.problems import nearest
 from ablate.experiments.design.recipes import RECIPES
 from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.node_classes import NODE_CLASSES, is_gpu
 from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, texts
 from ablate.experiments.reporting.terminal.terminal_table import names as named
 from ablate.service.cli import completion
@@ -93,7 +96,7 @@ def values_on(rows: Iterable[GatePublic], node_class: str, classes: Sequence[str
 
     Raises SpecError for an unknown node class.
     """
-    if node_class not in classes:
+    if node_class not in classes and not is_gpu(node_class):
         detail = f"unknown node class {node_class!r}; known: {', '.join(classes)}"
         raise SpecError([SpecProblem(pointer="--on", detail=detail, hint=nearest(node_class, classes))])
     narrowed = (row.model_copy(update=_values_on(row, node_class)) for row in rows)
@@ -101,8 +104,20 @@ def values_on(rows: Iterable[GatePublic], node_class: str, classes: Sequence[str
 
 
 def _values_on(row: GatePublic, node_class: str) -> dict[str, object]:
-    values = tuple(value for value in row.values if node_class in row.node_classes[show(value)])
+    values = tuple(value for value in row.values if _runs(row, value, node_class))
     return {"values": values, "node_classes": {show(value): row.node_classes[show(value)] for value in values}}
+
+
+def _runs(row: GatePublic, value: GateValue, node_class: str) -> bool:
+    gate = GATES.get(row.name)
+    if is_gpu(node_class) and gate is not None:
+        return gate.runs_on(NODE_CLASSES[node_class], value)
+    return _is_of(node_class, row.node_classes[show(value)])
+
+
+def _is_of(node_class: str, classes: Collection[str]) -> bool:
+    """Return whether a class is one of these, or a GPU where they are all classes of the table that run programs."""
+    return node_class in classes or (is_gpu(node_class) and set(classes) >= set(filter(runs_programs, NODE_CLASSES)))
 
 
 def with_recipes(rows: Iterable[GatePublic], recipe: str | None, node_class: str | None) -> list[GatePublic]:
@@ -126,7 +141,7 @@ def with_recipes(rows: Iterable[GatePublic], recipe: str | None, node_class: str
 
 
 def _may_run(recipe: RecipePublic, node_class: str | None) -> bool:
-    return node_class is None or not recipe.node_classes or node_class in recipe.node_classes
+    return node_class is None or not recipe.node_classes or _is_of(node_class, recipe.node_classes)
 
 
 def node_classes_of(rows: Iterable[GatePublic]) -> list[str]:

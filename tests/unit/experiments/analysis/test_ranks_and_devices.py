@@ -7,6 +7,7 @@ import pytest
 from ablate.experiments.analysis.guards import block_problems
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.noise.calibrate import key_of, serials_of
+from ablate.experiments.analysis.programs import slow_nodes
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.records.circumstances import Admission, Circumstances
 from ablate.experiments.records.receipt_check import contradictions
@@ -44,6 +45,52 @@ def test_ranks_with_unequal_tokens_are_named_in_the_verdict(tokens: tuple[int, .
         if said
         else []
     )
+
+
+SLOW, EVEN = (1.0, 1.18, 1.0), (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("times", "named"),
+    [
+        ([SLOW] * 12, {"n1": "18% slower than the others' median, by more than 5% in 12 of 12 trials"}),
+        ([SLOW] * 11 + [EVEN], {"n1": "18% slower than the others' median, by more than 5% in 11 of 12 trials"}),
+        ([SLOW] * 10 + [EVEN] * 2, {}),
+        ([(1.0, 1.049, 1.0)] * 12, {}),
+        (
+            [(2.0, 1.0, 2.0)] * 12,
+            dict.fromkeys(("n0", "n2"), "33% slower than the others' median, by more than 5% in 12 of 12 trials"),
+        ),
+        ([(0.0, 1.0, 1.0)] * 12, {}),
+    ],
+)
+def test_a_node_that_is_slower_in_nearly_all_trials_is_named(
+    times: list[tuple[float, ...]], named: dict[str, str]
+) -> None:
+    """The last case has a rank that says that it waited for its whole step, which is no time to compare with."""
+    spec, plan = plan_of()
+    trials, drawn = [(block, arm) for block in plan.blocks for arm in block.order], iter(times)
+    receipts = []
+    for block, arm in trials:
+        made = program_receipt(plan, block, arm, reported={"val_bpb": 1.0 + block.seed / 10})
+        changes = {"ranks": 3, "rank_step_s": next(drawn), "rank_nodes": ("n0", "n1", "n2")}
+        report = made.program and made.program.model_copy(update=changes)
+        receipts.append(program_receipt(plan, block, arm, reported={}, program=report))
+    (variant,) = judge(plan, spec, receipts, Circumstances(admission=Admission(refused_because=None))).variants
+    notes = [note for note in variant.notes if note.startswith("node ")]
+    assert notes == [f"node {node} was {words}" for node, words in named.items()]
+
+
+def test_a_slow_rank_of_a_node_counts_for_the_node_and_few_trials_name_nobody() -> None:
+    _spec, plan = plan_of()
+    made = program_receipt(plan, plan.blocks[0], "baseline", reported={"val_bpb": 1.0})
+    changes = {"ranks": 4, "rank_step_s": (1.0, 1.0, 1.0, 1.5), "rank_nodes": ("n0", "n0", "n1", "n1")}
+    report = made.program and made.program.model_copy(update=changes)
+    slow = made.model_copy(update={"program": report})
+    assert list(slow_nodes([slow] * 5)) == []
+    assert list(slow_nodes([slow] * 6)) == [
+        "node n1 was 50% slower than the others' median, by more than 5% in 6 of 6 trials"
+    ]
 
 
 def receipt(*devices: tuple[str, str | None], arm: str = "baseline", **changes: Any) -> Receipt:

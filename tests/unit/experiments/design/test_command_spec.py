@@ -35,6 +35,32 @@ def problems(made: dict[str, Any]) -> list[tuple[str, str]]:
     return []
 
 
+def test_several_nodes_are_for_programs_without_an_evaluation() -> None:
+    made = values(placement__nodes=2)
+    assert problems(made) == []
+    plan = make_plan(parse(made))
+    assert {arm.config.lane() for arm in plan.arms} == {"command*2"}
+    one = make_plan(parse(values()))
+    assert {arm.config.lane() for arm in one.arms} == {"command"}
+    assert all("nodes" not in arm.config.values_with_seed for arm in one.arms)
+    assert plan.baseline.digest != one.baseline.digest
+    assert plan.baseline.config.shape() == {**one.baseline.config.shape(), "nodes": 2}, "noise of its own"
+    evaluated = values(
+        placement__nodes=2, workload__evaluate=["python", "judge.py"], workload__metrics={"a": {"better": "lower"}}
+    )
+    assert ("#/workload/evaluate", "an evaluation reads the files of one node, and this program runs on several") in (
+        problems(evaluated)
+    )
+    ((where, detail),) = problems(spec_values(placement__nodes=3))
+    assert (where, detail) == (
+        "#/placement/nodes",
+        "the built-in model runs on the devices of one node; given: 3 nodes",
+    )
+    for wrong in (0, 65, "2"):
+        assert [where for where, _detail in problems(values(placement__nodes=wrong))] == ["#/placement/nodes"]
+        assert list(SCHEMA.iter_errors(values(placement__nodes=wrong)))
+
+
 def test_arms_are_the_command_with_their_own_arguments_variables_and_code() -> None:
     made = values(
         workload__env={"A": "1"},

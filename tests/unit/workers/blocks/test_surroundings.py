@@ -6,8 +6,8 @@ import sys
 import psutil
 
 from ablate.experiments.records.receipts import DeviceEvents, ForeignProcess
-from ablate.workers.blocks.surroundings import MOST, busiest, changes, process_times, worst_of
-from ablate.workers.devices.probe_types import DeviceState
+from ablate.workers.blocks.surroundings import MOST, busiest, process_times, worst_of
+from ablate.workers.devices.probe_types import DeviceState, changes
 from tests.waiting import until
 
 

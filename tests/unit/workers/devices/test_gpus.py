@@ -51,6 +51,11 @@ def test_every_model_has_its_class_memory_and_capability(
     ]
     assert (devices.first.memory_bytes, devices.driver, devices.lacks) == (gib * GIB, "570.124.06", ())
     assert find_devices(node_class).node_class is devices.node_class
+    if node_class not in ("h100", "h200"):
+        sized = find_devices(f"{node_class}-{gib}gb")
+        assert (sized.node_class.name, sized.devices) == (f"{node_class}-{gib}gb", devices.devices)
+        with pytest.raises(DeviceMissing, match=f"its probe found {name}"):
+            find_devices(f"{node_class}-{gib + 1}gb")
     with pytest.raises(DeviceMissing, match=f"its probe found {name}"):
         find_devices("a10")
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from ablate.kernels.backends import NODE_CLASSES
-from ablate.workers.blocks.surroundings import changes
 from ablate.workers.devices.inventory import find_devices
 from ablate.workers.devices.node_health import ReleaseProof
 from ablate.workers.devices.nvidia_probe import NvidiaProbe, parse_state
-from ablate.workers.devices.probe_types import DeviceState, ProbeResult
+from ablate.workers.devices.probe_types import DeviceState, ProbeResult, changes
 from ablate.workers.errors import DeviceMissing
 from tests.nvidia_gpus import ABSENT, UNKNOWN, UUIDS, FakeGpu, put_busy_gpus, put_driver, put_gpus, put_smi
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ablate.kernels.backends import NODE_CLASSES
-from ablate.workers.blocks.surroundings import changes
 from ablate.workers.devices.inventory import PROBES, find_devices
 from ablate.workers.devices.node_health import ReleaseProof
+from ablate.workers.devices.probe_types import changes
 from ablate.workers.devices.tpu import TpuProbe
 from ablate.workers.errors import DeviceMissing
 from tests.waiting import until

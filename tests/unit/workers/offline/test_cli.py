@@ -87,3 +87,9 @@ def test_a_node_without_the_secrets_of_a_plan_says_so_before_it_runs_anything(no
     file = make_file(**{name: command[name] for name in ("workload", "baseline", "variants")})
     [sentence] = refusals(file, node, {"HF_TOKEN": "x"})
     assert sentence == "node 'here' has no secret WANDB_API_KEY (ABLATE_SECRETS); it has: HF_TOKEN"
+
+
+def test_a_plan_over_several_nodes_is_refused(node: Node) -> None:
+    command = command_values(placement__nodes=2)
+    file = make_file(**{name: command[name] for name in ("workload", "baseline", "variants", "placement")})
+    assert list(refusals(file, node)) == ["the plan runs over 2 nodes, which only a worker of a service does"]
