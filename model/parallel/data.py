@@ -80,7 +80,13 @@ def share_parameters(root: ModelWithLoss, ranks: Ranks, *, exact_head: bool) -> 
     if config.sharding == "replicated":
         root.to(ranks.device)
         group = ranks.rows.process_group
-        return DistributedDataParallel(root, process_group=group, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
+        return DistributedDataParallel(
+            root,
+            process_group=group,
+            broadcast_buffers=False,  # ranks keep theirs equal (experts.py)
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=BUCKET_MB,
+        )
     mesh = _mesh(config, ranks)
     groups = [*_share_blocks(list(root.model.blocks), mesh, ranks), _share_head(root.head, mesh, exact=exact_head)]
     fully_shard(root, mesh=mesh, ignored_params={root.model.lm_head.weight})

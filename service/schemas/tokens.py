@@ -51,14 +51,14 @@ class NodeKeyRequest(AccessRequest):
 
     name: str = Field(pattern=NODE_NAME, examples=["gpu-7"])
     node_class: NodeClassName | None = Field(default=None, description="The only allowed class; null for any.")
-    new_class: bool = NEW_CLASS
+    new_class: StrictBool = NEW_CLASS
 
 
 class EnrolmentRequest(AccessRequest):
     """A request for an enrolment token."""
 
     node_class: NodeClassName
-    new_class: bool = NEW_CLASS
+    new_class: StrictBool = NEW_CLASS
     uses: Whole = Field(default=1, ge=1, le=MAX_USES, description="Nodes that may enrol with it.")
     lasts_s: StrictFloat = Field(default=DAY_S, gt=0, le=MAX_LASTS_S, description="It expires after this long.")
 

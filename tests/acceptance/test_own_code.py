@@ -58,7 +58,7 @@ def spec_for(code: Path, **changes: Any) -> dict[str, Any]:
             "steps": {"warmup": 1, "timed": 20},
             "metrics": {"val_bpb": {"better": "lower"}},
         },
-        "variants": {"slow": {"args": ["--step", "0.03"]}, "same": {"env": {"UNUSED": "1"}}},
+        "variants": {"slow": {"args": ["--step", "0.08"]}, "same": {"env": {"UNUSED": "1"}}},
         "design": {"seeds": [1, 2], "blocks": {"count": 6}},
         "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
         "verdict": {"primary": {"metric": "tokens_per_s", "margin": "5%", "adopt_if": "10%"}},
@@ -96,7 +96,7 @@ def test_a_program_goes_from_its_spec_to_a_verdict_and_every_receipt_verifies(
     name, verdict = judged(home, write_program(folder / "code" / "sleeper"), tmp_path)
     slow, same = (next(one for one in verdict["variants"] if one["arm"] == arm) for arm in ("slow", "same"))
     assert slow["measured"] == "worse", slow
-    assert -45 < slow["primary"]["delta_pct"] < -20
+    assert -90 < slow["primary"]["delta_pct"] < -40, "a step of four times the sleep, on a machine of any load"
     assert slow["verdict"] == "inconclusive", "no A/A blocks admit this node"
     assert same["measured"] != "worse"
     assert slow["gates_live"] == "declared, not attested"

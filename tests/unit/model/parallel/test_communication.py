@@ -41,13 +41,13 @@ def test_a_step_without_exchanges_is_no_measurement_of_them() -> None:
         communication_of(lambda: torch.zeros(3).add_(1), torch.device("cpu"))
 
 
-def test_the_bytes_are_those_of_the_gradients_and_of_the_loss(home: Path, dataset: Dataset) -> None:
+def test_the_bytes_are_those_of_the_gradients_of_the_loss_and_of_the_load_of_experts(home: Path, dataset: Dataset) -> None:
     config = config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=0))
     alone = train(config, dataset=dataset, on_step=lambda _: None)
     assert (alone.communication_s, alone.exposed_communication_s, alone.communication_bytes) == (None, None, None)
     mesh = MeshConfig(devices=2, sharding="replicated")
     result: TrainResult = run_ranks(mesh, trained, replace(config, mesh=mesh), dataset.folder)[0][0]
-    assert result.communication_bytes == 4 * (alone.parameters + 1)
+    assert result.communication_bytes == 4 * (alone.parameters + 1) + 8 * config.model.experts.num_experts
     assert result.communication_s is not None
     assert result.exposed_communication_s is not None
     assert 0 < result.exposed_communication_s <= result.communication_s < 10
