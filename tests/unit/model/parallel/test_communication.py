@@ -41,7 +41,7 @@ def test_a_step_without_exchanges_is_no_measurement_of_them() -> None:
         communication_of(lambda: torch.zeros(3).add_(1), torch.device("cpu"))
 
 
-def test_the_bytes_are_those_of_the_gradients_of_the_loss_and_of_the_load_of_experts(home: Path, dataset: Dataset) -> None:
+def test_the_bytes_are_those_of_gradients_loss_and_load_of_experts(home: Path, dataset: Dataset) -> None:
     config = config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=0))
     alone = train(config, dataset=dataset, on_step=lambda _: None)
     assert (alone.communication_s, alone.exposed_communication_s, alone.communication_bytes) == (None, None, None)
