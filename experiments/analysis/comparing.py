@@ -366,7 +366,7 @@ def shrunk_pct(comparison: Comparison, primary: Primary) -> float:
     near = comparison.ci_low_pct if sign > 0 else comparison.ci_high_pct
     ends = (comparison.delta_pct, near, sign * primary.margin_pct, sign * primary.threshold_pct)
     gain, low, margin, threshold = (sign * scale.natural(pct) for pct in ends)
-    se = comparison.sd_pct / 100 * comparison.widened / math.sqrt(comparison.blocks)
+    se = comparison.se_pct / 100
     if se == 0:
         return comparison.delta_pct
     return scale.percent(sign * max(low, float(without_luck(gain, max(threshold, gain - low + margin), se))))

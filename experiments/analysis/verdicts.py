@@ -144,6 +144,11 @@ class Comparison(Frozen):
     abs(baseline), and no place is taken into account."""
 
     @property
+    def se_pct(self) -> float:
+        """Standard error of `delta_pct`, widened."""
+        return self.sd_pct * self.widened / math.sqrt(self.blocks)
+
+    @property
     def unit(self) -> Literal["blocks", "seeds"]:
         """What `blocks` counts."""
         return "blocks" if self.baseline is None else "seeds"

@@ -96,8 +96,8 @@ def _check_class(name: str) -> None:
 
 def _check_new_class(connection: Connection, name: str) -> None:
     """Raise Invalid for a GPU that nobody has here and whose name is nearly that of another: most likely a mistake."""
-    known = {*NODE_CLASSES, *NAMED_GPUS, *(kind.node_class for kind in nodes.kinds(connection))}
-    near = [] if name in known else difflib.get_close_matches(name, sorted(known), n=1, cutoff=_NEAR)
+    classes = {*NODE_CLASSES, *NAMED_GPUS, *(kind.node_class for kind in nodes.kinds(connection))}
+    near = [] if name in classes else difflib.get_close_matches(name, sorted(classes), n=1, cutoff=_NEAR)
     if near:
         detail = f"no machine of class {shown(name)} is known, and the name is nearly that of another class"
         hint = f"did you mean '{near[0]}'? For a GPU that is really called so: new_class, in the terminal --new-class"

@@ -81,9 +81,9 @@ def test_a_command_over_several_nodes_goes_only_to_workers_with_as_many(api: Api
     assert 'ablate_waiting_nodes{devices="1",node_class="cpu",nodes_each="2"} 0.0' in shown
     assert api.claim(registered(api, "alone", {"command": None}))["ablation_id"] == one  # type: ignore[index]
     assert api.claim(registered(api, "three", {"command*3": None})) is None
-    said = api.get(f"/v1/ablations/{two}").json()["waiting_for"]
-    assert "'alone' has 1 node of a cluster, and a block needs 2" in said
-    assert "'three' has 3 nodes of a cluster, and a block needs 2" in said
+    reason = api.get(f"/v1/ablations/{two}").json()["waiting_for"]
+    assert "'alone' has 1 node of a cluster, and a block needs 2" in reason
+    assert "'three' has 3 nodes of a cluster, and a block needs 2" in reason
     block = api.claim(registered(api, "pair", {"command*2": None, "secret:KEY": None}))
     assert block is not None
     assert (block["ablation_id"], block["trials"][0]["config"]["nodes"]) == (two, 2)

@@ -128,8 +128,8 @@ def _run(part: PartOrder, printer: _Printer, folder: Path) -> int:
 def _ran(part: PartOrder, printer: _Printer, order: TrialOrder) -> dict[str, Any]:
     """Run the program, isolated; return its end."""
     devices = find_devices(named_class())
-    held = devices.held(order.config.devices)
-    before = [devices.probe.state(device.index) for device in held]
+    own_devices = devices.held(order.config.devices)
+    before = [devices.probe.state(device.index) for device in own_devices]
     order.paths.log.touch()
     limit_files(order.most_bytes)
     use_temporary(order.paths.temporary)
@@ -142,7 +142,7 @@ def _ran(part: PartOrder, printer: _Printer, order: TrialOrder) -> dict[str, Any
         folders = program_folders(order)
         ran = run_marked(order, folders, log, variables=_meeting(part), forward=forward)
         forward(())
-    after = [devices.probe.state(device.index) for device in held]
+    after = [devices.probe.state(device.index) for device in own_devices]
     events = map(changes, before, after)
     own = HeldNode(
         name=slurm_task().node,
@@ -150,7 +150,7 @@ def _ran(part: PartOrder, printer: _Printer, order: TrialOrder) -> dict[str, Any
         stolen_load=ran.measured.get("stolen_load"),
         devices=tuple(
             HeldDevice(name=device.name, serial=device.serial, events=event)
-            for device, event in zip(held, events, strict=True)
+            for device, event in zip(own_devices, events, strict=True)
         ),
     )
     return {**_end(ran), "held": own.model_dump(mode="json")}

@@ -203,8 +203,8 @@ class _TrialParts:
             measured=self._measured(),
             node_of_rank={rank: node for rank, node in self._node_of_rank.items() if rank in self._marks.loops},
         )
-        held = tuple(HeldNode.model_validate(self._ended[node]["held"]) for node in sorted(self._ended))
-        return finished(self._order, ran, failure).model_copy(update={"nodes": held})
+        nodes = tuple(HeldNode.model_validate(self._ended[node]["held"]) for node in sorted(self._ended))
+        return finished(self._order, ran, failure).model_copy(update={"nodes": nodes})
 
     def _end(self, bad: Mapping[str, Any] | None) -> ProgramEnd:
         """Return the end of the whole program: that of the first part that failed, with the results of all."""

@@ -37,7 +37,7 @@ class Found(BaseModel):
     """The most probable commit, or several that cannot be told apart; none if several share the blame."""
     probability: float | None
     step_pct: float
-    """Shift of the bad commit from the good one."""
+    """Difference of the bad commit from the good one."""
     shared_at: str | None
     """A commit between with a part of the difference."""
     broken: list[str]
@@ -181,18 +181,17 @@ def _difference(variant: "VariantVerdict") -> "Shift | None":
 
     if variant.primary is not None:
         one = variant.primary
-        se = one.widened * one.sd_pct / one.blocks**0.5
-        return Shift(mean=one.delta_pct, se=se, df=max(1, one.blocks - 2))
-    changes = [pair.change_pct for pair in variant.exact.seeds] if variant.exact is not None else []
-    known = [change for change in changes if change is not None]
-    return Shift(mean=sum(known) / len(known), se=0.0, df=1) if known and len(known) == len(changes) else None
+        return Shift(mean=one.delta_pct, se=one.se_pct, df=max(1, one.blocks - 2))
+    pairs = () if variant.exact is None else variant.exact.seeds
+    changes = [pair.change_pct for pair in pairs if pair.change_pct is not None]
+    return Shift(mean=sum(changes) / len(changes), se=0.0, df=1) if len(changes) == len(pairs) > 0 else None
 
 
 def _answer(bisection: "Bisection", history: _History, *, as_json: bool) -> ExitCode:
     """Print what the measurements say, and return the exit code."""
     other = bisection.other_level()
-    found = bisection.culprits() if other is None else None
-    places, probability = found or max(bisection.groups(), key=lambda group: group[1])
+    culprits = bisection.culprits() if other is None else None
+    places, probability = culprits or max(bisection.groups(), key=lambda group: group[1])
     if as_json:
         print_json_line(
             bisection=Found(
@@ -207,7 +206,7 @@ def _answer(bisection: "Bisection", history: _History, *, as_json: bool) -> Exit
         _print_shared(other.place, other.share, history)
     else:
         _print_culprits(places, probability, bisection, history)
-    return ExitCode.INCONCLUSIVE if found is None else ExitCode.DONE
+    return ExitCode.INCONCLUSIVE if culprits is None else ExitCode.DONE
 
 
 def _print_shared(place: int, share: float, history: _History) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import Connection, Row, Select, case, func, select
 
 from ablate.experiments.outcomes import (
     BASELINE,
@@ -83,10 +83,12 @@ def _first_block_problem(connection: Connection, row: Row[Any]) -> str | None:
         return _unprepared(connection, row.id)
     if row.blocks_done != 1:
         return None
-    query = select(trials.c.arm, trials.c.role, trials.c.outcome, receipts.c.payload)
+    payload = case((trials.c.outcome != Outcome.MEASURED, receipts.c.payload)).label("payload")  # others are large
+    query = select(trials.c.arm, trials.c.role, trials.c.outcome, payload)
     query = query.join(receipts, trials.c.id == receipts.c.trial_id).where(trials.c.ablation_id == row.id)
     ends = connection.execute(query.order_by(trials.c.position)).all()
-    problem = nothing_to_compare([TrialEnd(*end[:3], str(json.loads(end.payload)["message"])) for end in ends])
+    messages = ["" if end.payload is None else str(json.loads(end.payload)["message"]) for end in ends]
+    problem = nothing_to_compare([TrialEnd(*end[:3], own) for end, own in zip(ends, messages, strict=True)])
     return None if problem is None else f"{problem[0]}: {wording.shorten(problem[1], _REASON_CHARACTERS)}"
 
 

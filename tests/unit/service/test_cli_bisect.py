@@ -70,7 +70,7 @@ class History:
             )
         word = VerdictWord.WORSE if level > 1 else VerdictWord.SAME
         noisy = level + self.chance.gauss(0, 0.2)
-        primary = SimpleNamespace(delta_pct=noisy, sd_pct=0.5, widened=1.0, blocks=6)
+        primary = SimpleNamespace(delta_pct=noisy, se_pct=0.2, blocks=6)
         return SimpleNamespace(arm=arm, measured=word, reason="it is so.", primary=primary, exact=None, decision="same")
 
 
