@@ -3,6 +3,7 @@
 tests/integration/test_fleet_slurm.py has the real one.
 """
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -40,7 +41,7 @@ program = sys.argv[next(index for index, one in enumerate(sys.argv) if index and
 order, tasks, lock = sys.stdin.buffer.read(), [], threading.Lock()
 for task in range(number):
     own = {{"SLURM_PROCID": str(task), "SLURM_NNODES": str(number), "SLURMD_NODENAME": f"n{{task}}"}}
-    own |= {{"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}}
+    own |= {{"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "TMPDIR": os.environ["TEMPORARY"]}}
     if task:
         own["PATH"] = os.environ.get("OTHER_PATH", os.environ["PATH"])
     tasks.append(subprocess.Popen(program, stdin=-1, stdout=-1, stderr=-1, env={{**os.environ, **own}}))
@@ -50,6 +51,8 @@ def forward(task, source, target):
         with lock:
             target.write(f"{{task}}: ".encode() + line)
             target.flush()
+        if line == b"this node dies\\n":
+            tasks[task].kill()
 threads = []
 for task, one in enumerate(tasks):
     for source, target in ((one.stdout, sys.stdout.buffer), (one.stderr, sys.stderr.buffer)):
@@ -57,8 +60,6 @@ for task, one in enumerate(tasks):
         threads[-1].start()
     one.stdin.write(order)
     one.stdin.close()
-if "DIES_AFTER" in os.environ:
-    threading.Timer(float(os.environ["DIES_AFTER"]), tasks[1].kill).start()
 codes = [one.wait() for one in tasks]
 [one.join() for one in threads]
 sys.exit(max(map(abs, codes)))
@@ -82,8 +83,10 @@ with ablate.trial(seed=7) as trial:
 
 @pytest.fixture
 def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    programs = tmp_path / "programs"
+    programs, temporary = tmp_path / "programs", tmp_path / "temporary"
     programs.mkdir()
+    temporary.mkdir()
+    monkeypatch.setenv("TEMPORARY", str(temporary))
     for name, text in (("srun", _SRUN.format(python=sys.executable)), ("squeue", "#!/bin/sh\n")):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
@@ -120,7 +123,6 @@ def _run(order: TrialOrder, answer: Connection) -> None:
 
 @pytest.mark.usefixtures("launcher")
 def test_the_ranks_of_two_nodes_make_one_trial(tmp_path: Path) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("ablate-part-*"))
     result, log = result_on_two_nodes(tmp_path, inside="trial.report(**{f'node_{node}': 5})")
     assert result.failure_class is None, result.message
     assert result.program is not None
@@ -136,7 +138,7 @@ def test_the_ranks_of_two_nodes_make_one_trial(tmp_path: Path) -> None:
     assert [node.name for node in result.nodes] == ["n0", "n1"]
     assert result.cpu_s is not None
     assert result.cpu_s > 0
-    assert set(Path(tempfile.gettempdir()).glob("ablate-part-*")) <= before, "parts remove their files"
+    assert not list((tmp_path / "temporary").iterdir()), "parts remove their files"
 
 
 _TRAINING = """
@@ -192,11 +194,18 @@ def test_a_failure_on_one_node_is_that_of_the_trial_and_names_the_place(
 
 
 @pytest.mark.usefixtures("launcher")
-def test_a_part_that_dies_is_a_failure_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DIES_AFTER", "0.5")
-    result, log = result_on_two_nodes(tmp_path, after="time.sleep(20 if node == '1' else 0)")
+def test_a_part_that_dies_is_a_failure_of_the_machine_and_the_next_one_removes_its_files(tmp_path: Path) -> None:
+    dies = "if node == '1': print('this node dies', flush=True); time.sleep(60)"
+    result, log = result_on_two_nodes(tmp_path, before=dies)
     assert result.failure_class is FailureClass.INFRA_NODE, log
     assert "before all 2 nodes had ended their parts (ended: " in str(result.message)
+    (left,) = (tmp_path / "temporary").iterdir()
+    running = tempfile.mkdtemp(dir=left.parent, prefix="ablate-part-")
+    descriptor = os.open(running, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    result_on_two_nodes(tmp_path / "next")
+    os.close(descriptor)
+    assert [str(folder) for folder in left.parent.iterdir()] == [running], "not that of a running part"
 
 
 @pytest.mark.usefixtures("launcher")

@@ -4,6 +4,7 @@ It reads its order from standard input, isolates itself as a trial on one node d
 program's messages and its end for the trial's process, which started srun. Its standard error is the trial's log.
 """
 
+import fcntl
 import json
 import os
 import pickle
@@ -12,12 +13,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ablate.experiments.records.receipts import HeldDevice, HeldNode
-from ablate.experiments.system.isolation import short_link, use_temporary
+from ablate.experiments.system.isolation import remove_short_links, short_link, use_temporary
 from ablate.experiments.system.kernel_limits import own_ipc
 from ablate.experiments.system.processes import adopt_orphans, descendants_of, die_with_parent, end_all
 from ablate.workers.commands.program import program_folders, run_marked
@@ -34,6 +36,8 @@ from ablate.workers.trials.result import TrialOrder
 
 _LINE_BYTES = 900
 """Slurm keeps shorter lines whole, and tears and mixes longer ones."""
+_FOLDER = "ablate-part-"
+"""How the folders of parts begin, among the temporary files of a node."""
 MORE, LAST = "+", "."
 """First letter of a line: of a part of a message, and of its last part."""
 
@@ -97,7 +101,7 @@ def _facts(order: FactsOrder) -> dict[str, str]:
 
 def _in_a_child(part: PartOrder, printer: _Printer) -> int:
     """Run the part in a child, which isolates itself; then end what it left, and remove its files."""
-    folder = Path(tempfile.mkdtemp(prefix="ablate-part-"))
+    folder = _own_folder()
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))
     adopt_orphans()
     child = os.fork()
@@ -109,6 +113,29 @@ def _in_a_child(part: PartOrder, printer: _Printer) -> int:
         end_all(lambda: descendants_of([os.getpid()]), grace_s=0)
         short_link(child).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _own_folder() -> Path:
+    """Make a locked folder for the part; remove those that killed parts left on this node."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        if _lock(left):
+            remove_short_links(left)
+            shutil.rmtree(left, ignore_errors=True)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+        if _lock(folder) and folder.exists():  # else another part took it for left, before it was locked
+            return folder
+
+
+def _lock(folder: Path) -> bool:
+    """Lock a folder until this process and its children end; return False if others have it, or it is gone."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        os.close(descriptor)
+    return False
 
 
 def _run(part: PartOrder, printer: _Printer, folder: Path) -> int:
