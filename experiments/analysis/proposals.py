@@ -17,7 +17,7 @@ from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.spec_values import NO_MARGIN
 from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.design.verdict_rule import SessionLevel
-from ablate.experiments.design.workload import COMMAND
+from ablate.experiments.design.workload import BY_ARM, COMMAND
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE, Decision, ProposalOutcome
 from ablate.experiments.records.calibration import Calibration
@@ -114,7 +114,7 @@ _ABSENT = object()
 def _comparable(part: str, spec: AblationSpec) -> dict[str, Any]:
     """Return the part as plain values without keys that each proposal has of its own."""
     values: dict[str, Any] = getattr(spec, part).model_dump(mode="json")
-    own = {"workload": ("require_kernels",), "verdict": ("session",)}.get(part, ())
+    own = {"workload": BY_ARM, "verdict": ("session",)}.get(part, ())
     return {name: value for name, value in values.items() if name not in own}
 
 
@@ -183,12 +183,13 @@ def with_kept(incumbent: bytes, proposal: bytes) -> bytes:
             workload["evaluate"] = _with_code(workload["evaluate"], workload.get("code"))
         repository = workload["code"] if isinstance(own["code"], Mapping) and set(own["code"]) == {"commit"} else {}
         workload["code"] = {**repository, **own["code"]} if isinstance(own["code"], Mapping) else own["code"]
-    workload.pop("require_kernels", None)
-    patterns = kept["workload"].get("require_kernels")
-    if patterns:
+    if kept["workload"].get("require_kernels"):
         workload["profile"] = True  # required kernels imply the profiled step
-    if patterns and variant in patterns:
-        workload["require_kernels"] = {BASELINE: patterns[variant]}
+    for key in BY_ARM:
+        workload.pop(key, None)
+        required = (kept["workload"].get(key) or {}).get(variant)
+        if required:
+            workload[key] = {BASELINE: required}
     values |= {"baseline": baseline, "variants": kept["variants"]}
     spec_of(values)
     return spec_yaml(values)
@@ -211,12 +212,12 @@ def since_the_first(first: bytes, incumbent: bytes) -> bytes:
     if code != old:
         both = isinstance(code, Mapping) and isinstance(old, Mapping)
         variant["code"] = {"commit": code["commit"]} if both and code.get("git", "") == old.get("git") else code
-    workload = {name: value for name, value in now.items() if name not in ("overrides", "code", "require_kernels")}
+    workload = {name: value for name, value in now.items() if name not in ("overrides", "code", *BY_ARM)}
     workload |= {name: before[name] for name in ("overrides", "code") if before.get(name) is not None}
-    required = {BASELINE: before, INCUMBENT: now}
-    patterns = {arm: (one.get("require_kernels") or {}).get(BASELINE) for arm, one in required.items()}
-    if any(patterns.values()):
-        workload["require_kernels"] = {arm: pattern for arm, pattern in patterns.items() if pattern}
+    for key in BY_ARM:
+        required = {BASELINE: (before.get(key) or {}).get(BASELINE), INCUMBENT: (now.get(key) or {}).get(BASELINE)}
+        if any(required.values()):
+            workload[key] = {arm: one for arm, one in required.items() if one}
     values |= {"baseline": began.get("baseline") or {}, "workload": workload, "variants": {INCUMBENT: variant}}
     return spec_yaml(values)
 

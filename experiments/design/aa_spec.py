@@ -10,6 +10,7 @@ from ablate.experiments.design.packages import installed
 from ablate.experiments.design.recipes import RECIPES
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.design.spec_yaml import spec_yaml
+from ablate.experiments.design.workload import BY_ARM
 from ablate.experiments.errors import SpecError
 from ablate.experiments.outcomes import BASELINE
 
@@ -69,11 +70,12 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
         values["limits"]["priority"] = 0
     if like.verdict.primary.exact or like.verdict.primary.over_seeds:
         values["verdict"]["primary"] = _THROUGHPUT
-    patterns = values["workload"].pop("require_kernels", {})
-    if patterns:  # the profiled step is a part of the process's time
+    if values["workload"].get("require_kernels"):  # the profiled step is a part of the process's time
         values["workload"]["profile"] = True
-    if (pattern := patterns.get(BASELINE)) is not None:
-        values["workload"]["require_kernels"] = {BASELINE: pattern, REPEAT: pattern}
+    for key in BY_ARM:
+        required = values["workload"].pop(key, {}).get(BASELINE)
+        if required is not None:
+            values["workload"][key] = {BASELINE: required, REPEAT: required}
     problems = resolve(spec_of(values)).problems
     if problems:
         raise SpecError(list(problems))

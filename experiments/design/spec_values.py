@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
+    StrictBool,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -24,6 +25,7 @@ from ablate.experiments.design.gate import Gate, GateValue, show
 from ablate.experiments.design.gates import GATES
 from ablate.experiments.design.problems import listed, nearest, shown
 from ablate.experiments.design.recipes import OVERRIDES, RECIPES, Override
+from ablate.experiments.kernel_pattern import MAX_PATTERN, KernelPattern, PatternError
 
 NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
 LABEL_PATTERN = "^[a-z0-9][a-z0-9_.-]{0,62}$"
@@ -37,6 +39,8 @@ TARGET_PATTERN = "^[0-9]{1,9}(\\.[0-9]{1,9})? nats$"
 MOST_DIFFERENCE = 1e9
 DURATION_PATTERN = "^([1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$"
 MAX_LABELS = 32
+MAX_ARMS = 65
+"""The baseline and the most variants of a spec."""
 MOST_LETTERS = 40
 """Of the name of a Python environment or of a package's recipe: blocks store it in a lane of 64 letters."""
 
@@ -379,3 +383,34 @@ Labels: TypeAlias = Annotated[
         }
     ),
 ]
+
+
+def _check_patterns(value: object) -> object:
+    patterns = value if isinstance(value, Mapping) else {value: 1}
+    if not patterns or len(patterns) > MAX_REQUIRED:
+        raise refuse(f"has {len(patterns)} patterns; allowed: 1 to {MAX_REQUIRED}")
+    for pattern, calls in patterns.items():
+        if not isinstance(pattern, str) or type(calls) is not int or not 0 <= calls <= MOST_CALLS:
+            allowed = f"a pattern, or {{pattern: number of calls in a step, from 0 to {MOST_CALLS:,}}}"
+            raise refuse(f"{shown(value)} is not allowed; allowed: {allowed}", '{"flash_.*": 28, "gemm_naive": 0}')
+        try:
+            KernelPattern(pattern)
+        except PatternError as error:
+            raise refuse(f"pattern {shown(pattern)} {error}") from None
+    return value
+
+
+MAX_REQUIRED, MOST_CALLS = 16, 1_000_000
+"""Most patterns or points of an arm, and most calls of a kernel in a step."""
+_Pattern: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]
+_Calls: TypeAlias = dict[_Pattern, Annotated[int, Field(ge=0, le=MOST_CALLS)]]
+_by_arm = Field(max_length=MAX_ARMS, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}})
+RequiredKernels: TypeAlias = Annotated[
+    dict[Name, Annotated[_Pattern | _Calls, BeforeValidator(_check_patterns)]], _by_arm
+]
+"""By arm, a pattern, or calls in a step by pattern."""
+_Point: TypeAlias = Annotated[str, Field(pattern=f"^[^{_UNPRINTABLE}]{{1,63}}$")]
+RequiredLive: TypeAlias = Annotated[
+    dict[Name, Annotated[dict[_Point, StrictBool], Field(min_length=1, max_length=MAX_REQUIRED)]], _by_arm
+]
+"""By arm, whether the program calls `ablate.live` with a name."""

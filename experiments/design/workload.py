@@ -25,11 +25,12 @@ from ablate.experiments.design.problems import listed, shown
 from ablate.experiments.design.recipes import RECIPES, UNPUBLISHED
 from ablate.experiments.design.spec_values import (
     MOST_LETTERS,
-    NAME_PATTERN,
     BaselineGates,
     Name,
     Overrides,
     Problems,
+    RequiredKernels,
+    RequiredLive,
     Text,
     VariantGates,
     of_a_package,
@@ -38,7 +39,6 @@ from ablate.experiments.design.spec_values import (
     refuse,
 )
 from ablate.experiments.documents import Frozen
-from ablate.experiments.kernel_pattern import MAX_PATTERN, KernelPattern, PatternError
 
 COMMAND = "command"
 """Name of a workload that is a command, in the place of a recipe's."""
@@ -55,8 +55,6 @@ MAX_METRICS = 32
 MAX_DATA = 32
 MAX_TIMED = 10_000
 """Most timed steps of an arm."""
-MAX_ARMS = 65
-"""The baseline and the most variants of a spec."""
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]*)\}")
 _VARIABLE = "^[A-Za-z_][A-Za-z0-9_]{0,127}$"
@@ -376,7 +374,9 @@ class EvaluationSpec(SpecPart):
 
 _OF_A_COMMAND = ("code", "data", "environment", "env", "evaluate")
 """Keys that only a workload with a command has."""
-_OF_PROGRAMS = ("metrics", "require_kernels", "secrets")
+BY_ARM = ("require_kernels", "require_live")
+"""Keys of a workload that say by arm what has to run."""
+_OF_PROGRAMS = ("metrics", *BY_ARM, "secrets")
 """Keys of commands and of recipes of packages."""
 
 
@@ -455,14 +455,17 @@ class Workload(SpecPart):
         exclude_if=_is_empty,
         description="Run one more step after the window under torch's profiler, and store its table of kernels.",
     )
-    require_kernels: Annotated[
-        dict[Name, Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]],
-        Field(max_length=MAX_ARMS, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}),
-    ] = Field(
+    require_kernels: RequiredKernels = Field(
         default_factory=dict,
         exclude_if=_is_empty,
-        description="By arm, a regular expression. A trial is refused unless it is found in a kernel's name in the "
-        "profiled step.",
+        description="By arm, a regular expression, or several with the number of calls. A trial is refused unless each "
+        "is found in a kernel's name in the profiled step, or its kernels have that many calls there.",
+    )
+    require_live: RequiredLive = Field(
+        default_factory=dict,
+        exclude_if=_is_empty,
+        description="By arm, names that the program passes to `ablate.live(name)` (true) or must not pass (false). "
+        "A trial in which it is otherwise is refused.",
     )
 
     @field_validator("recipe")
@@ -483,18 +486,6 @@ class Workload(SpecPart):
         for name in METRICS.keys() & value.keys():
             detail = f"'{name}' is the name of a metric of Ablate; allowed: any other name"
             errors.append((name, refuse(detail, f"use reported_{name}"), name))
-        raise_all(errors)
-        return value
-
-    @field_validator("require_kernels")
-    @classmethod
-    def _patterns(cls, value: dict[str, str]) -> dict[str, str]:
-        errors: Problems = []
-        for arm, pattern in value.items():
-            try:
-                KernelPattern(pattern)
-            except PatternError as error:
-                errors.append((arm, refuse(f"pattern {shown(pattern)} {error}"), pattern))
         raise_all(errors)
         return value
 

@@ -39,6 +39,9 @@ _MOST_NAMED = 100
 MOST_RESULTS, LONGEST_NAME, MOST_RESULT_BYTES = 10_000, 250, 800_000
 """Most results of a trial, letters in the name of one, and bytes of all of them as JSON."""
 
+_LONGEST_POINT = 63
+_live: "set[str]" = set()
+"""Names that were passed to `live`."""
 _IMPLEMENTATIONS = {"cpython": "CPython", "pypy": "PyPy"}
 _now = time.monotonic
 _LAUNCHERS = (
@@ -328,7 +331,7 @@ class Trial:
         for first in range(0, len(late), _MOST_ROWS):
             self._send("tokens", tokens=late[first : first + _MOST_ROWS])
         self._send_values("reported", self._reported)
-        self._send_values("attested", self._attested)
+        self._send_values("attested", {**dict.fromkeys(sorted(_live), True), **self._attested})
         self._send("ended", at=_now(), seed=self._echo, whole=whole, memory=_memory(), packages=_packages())
         if self._socket is not None:
             self._socket.close()
@@ -382,6 +385,21 @@ def steps(total: Optional[int] = None, *, seed: Optional[int] = None) -> Iterato
     """
     with trial(seed=seed) as current:
         yield from current.steps(total)
+
+
+def live(name: str) -> None:
+    """Say that a code path runs, such as a fused kernel that may fall back; `workload.require_live` asks for it.
+
+    Call it in a process that opens the trial, before the trial ends. A compiled function calls it when it is compiled.
+    Raises ValueError for a name that is no text of 1 to 63 printable letters.
+    """
+    if name not in _live:
+        if not (isinstance(name, str) and 0 < len(name) <= _LONGEST_POINT and name.isprintable()):
+            raise ValueError(f"the name is {name!a}; allowed: 1 to {_LONGEST_POINT} printable letters")
+        _live.add(name)
+
+
+live._dynamo_marked_constant = True  # type: ignore[attr-defined]  # what torch.compiler.assume_constant_result sets
 
 
 def trainer_callback(trial: Trial, *, tokens_per_step: Optional[int] = None) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 
 _MOST_KERNELS = 400
 """Most rows of the kernel table; the rest is added up in one row."""
+REST = "(all others)"
+"""Name of that row."""
 _MOST_EVENTS, _MOST_TRACKS, _MOST_MOMENTS, _LONGEST_NAME = 4000, 64, 400, 120
 """Limits of a step over time, as in ablate.model.measurements.StepTrace."""
 
@@ -26,7 +28,7 @@ def kernel_table(averages: Any) -> list[tuple[str, int, float]]:
     rows.sort(key=lambda row: (-row[2], row[0]))
     rest = rows[_MOST_KERNELS:]
     if rest:
-        rows[_MOST_KERNELS:] = [("(all others)", sum(row[1] for row in rest), math.fsum(row[2] for row in rest))]
+        rows[_MOST_KERNELS:] = [(REST, sum(row[1] for row in rest), math.fsum(row[2] for row in rest))]
     return rows
 
 

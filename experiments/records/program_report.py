@@ -8,7 +8,9 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from ablate.experiments.design.kinds.program import CLOCK_S, CLOCK_SHARE, ProgramArm
+from ablate.experiments.design.problems import listed
 from ablate.experiments.documents import Frozen
+from ablate.experiments.in_trial.ablate_profile import REST
 from ablate.experiments.kernel_pattern import KernelPattern, nearest_names
 from ablate.model.measurements import OmitNone
 
@@ -19,7 +21,7 @@ KernelRows: TypeAlias = tuple[
     ...,
 ]
 """Name, calls and microseconds of each kernel in one step."""
-_NAME_LENGTH = 80
+_NAME_LENGTH, _MOST_SHOWN = 80, 10
 OUT = "{out}"
 """Stands in a stored argument for the trial's folder, which differs in every trial."""
 
@@ -73,6 +75,8 @@ class ProgramReport(Frozen):
     the program that contradict those of the evaluation."""
     kernels: KernelRows = ()
     """Name, calls and microseconds of each kernel in one step after the window; operators where the CPU computes."""
+    live: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
+    """Names that a rank passed to `ablate.live`."""
     exit_code: int
 
 
@@ -87,19 +91,36 @@ def clocks_differ(window_s: float, seen_s: float) -> bool:
     return abs(window_s - seen_s) > CLOCK_SHARE * seen_s + CLOCK_S
 
 
-def missing_kernel(rows: KernelRows, config: ProgramArm) -> str | None:
-    """Say that no kernel of the profiled step has the pattern that the arm requires; None if one has or none must."""
-    if config.requires_kernel is None:
-        return None
-    names = list(dict.fromkeys(name for name, _calls, _us in rows))
-    pattern = KernelPattern(config.requires_kernel)
-    if any(pattern.search(name) for name in names):
-        return None
-    what = f"require_kernels asks for a kernel that matches '{config.requires_kernel}'"
-    if not names:
+def unmet_requirement(report: ProgramReport, config: ProgramArm) -> str | None:
+    """Say which kernel or code path that the arm requires did not run, or ran against it; None if all is met."""
+    problems = [_kernel_problem(report.kernels, *one) for one in config.required_kernels.items()]
+    called = listed([f"'{name}'" for name in report.live[:_MOST_SHOWN]]) if report.live else "nothing"
+    problems += [
+        f"require_live asks for '{name}': {str(required).lower()}; the program called ablate.live with {called}"
+        for name, required in config.required_live.items()
+        if (name in report.live) != required
+    ]
+    return next(filter(None, problems), None)
+
+
+def _kernel_problem(rows: KernelRows, pattern: str, calls: int | None) -> str | None:
+    what = f"a kernel that matches '{pattern}'" if calls is None else f"{calls:,} calls of kernels like '{pattern}'"
+    what = f"require_kernels asks for {what} in the profiled step"
+    if not rows:
         return f"{what}, and there is no table of kernels: the program marks no steps, or does not use torch"
-    nearest = ", ".join(f"'{shorten(name)}'" for name in nearest_names(config.requires_kernel, names))
-    return f"{what}; none of the {len(names)} in the profiled step does, the nearest are {nearest}"
+    compiled, named = KernelPattern(pattern), [row for row in rows if row[0] != REST]
+    names = list(dict.fromkeys(name for name, _calls, _us in named))
+    counted = sum(number for name, number, _us in named if compiled.search(name))
+    if counted < (1 if calls is None else calls):
+        nearest = ", ".join(f"'{shorten(name)}'" for name in nearest_names(pattern, names))
+        says = f"it has {counted:,}" if counted else f"none of its {len(names)} is"
+        return f"{what}; {says}, the nearest are {nearest}"
+    if calls is not None and counted > calls:
+        example = next(name for name in names if compiled.search(name))
+        return f"{what}; it has {counted:,}, such as of '{shorten(example)}'"
+    if calls is not None and len(named) < len(rows):
+        return f"{what}; the table has only the {len(named)} longest kernels, and others may match"
+    return None
 
 
 def printable(name: str) -> str:
@@ -122,8 +143,8 @@ def report_contradictions(report: ProgramReport, config: ProgramArm, timed_s: fl
         yield problem
     if report.seed is not None and report.seed != config.seed:
         yield f"the program trained with seed {report.seed}; the block has seed {config.seed}"
-    if missing := missing_kernel(report.kernels, config):
-        yield missing
+    if problem := unmet_requirement(report, config):
+        yield problem
     yield from (
         f"the program did not report '{name}'" for name in sorted(config.metrics.keys() - report.reported.keys())
     )

@@ -14,7 +14,7 @@ from ablate.experiments.errors import ReceiptError
 from ablate.experiments.outcomes import FailureClass, Outcome
 from ablate.experiments.records.identity import ClaimedBlock, ClaimedTrial, claimed_fields
 from ablate.experiments.records.messages import DeviceInfo
-from ablate.experiments.records.program_report import missing_kernel, printable
+from ablate.experiments.records.program_report import printable, unmet_requirement
 from ablate.experiments.records.receipt_check import contradictions
 from ablate.experiments.records.receipts import (
     DeviceEvents,
@@ -105,8 +105,8 @@ class TrialRecord:
         gates = config.readings(self.trial.gates, result.facts)
         failure, message = _judge(result, steps, gates)
         if failure is None and result.program is not None and isinstance(config, ProgramArm):
-            missing = missing_kernel(result.program.kernels, config)
-            failure, message = (FailureClass.GATE_REFUSED, missing) if missing else (None, None)
+            message = unmet_requirement(result.program, config)
+            failure = None if message is None else FailureClass.GATE_REFUSED
         steps = _finite(steps)
         outcome = Outcome.MEASURED if failure is None else failure.rule.outcome
         return seal(

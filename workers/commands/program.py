@@ -274,6 +274,7 @@ def result_of(config: ProgramArm, ran: ProgramRun, evaluated: Evaluated | None, 
         evaluation=None if evaluated is None else evaluated.report,
         contradicted=contradicted,
         kernels=tuple(marks.kernels),
+        live=tuple(sorted(name for name, value in marks.attested.items() if value is True)),
         exit_code=ran.end.exit_code,
     )
     closed = None if slowest is None else slowest.closed

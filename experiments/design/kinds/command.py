@@ -13,7 +13,13 @@ from typing import Any
 from ablate.experiments.design.gate import Claim, Facts
 from ablate.experiments.design.gate_readings import GateReading, declared_readings
 from ablate.experiments.design.kinds.kind import Draft, Drafts
-from ablate.experiments.design.kinds.program import Evaluation, ProgramArm, kernel_problems, shared_fields
+from ablate.experiments.design.kinds.program import (
+    Evaluation,
+    ProgramArm,
+    requirement_problems,
+    requirements,
+    shared_fields,
+)
 from ablate.experiments.design.metrics import PROCESS_METRICS, SEED_METRICS
 from ablate.experiments.design.packages import lane_over
 from ablate.experiments.design.problems import listed, pointer, shown
@@ -100,12 +106,11 @@ def _drafts(spec: AblationSpec) -> Iterator[Draft]:
         **shared_fields(spec),
     )
     configs = {BASELINE: first, **{name: _changed(spec, first, own) for name, own in spec.variants.items()}}
-    patterns = workload.require_kernels
     variables = sorted({name for config in configs.values() for name in config.env})
     for name, config in configs.items():
         declared: dict[str, Any] = {"args": " ".join(config.args), "code": _shown_code(config.code)}
         declared |= {f"env.{variable}": config.env.get(variable, "") for variable in variables}
-        yield Draft(name, declared, replace(config, requires_kernel=patterns.get(name)))
+        yield Draft(name, declared, replace(config, **requirements(workload, name)))
 
 
 def _evaluation(workload: Workload) -> Evaluation | None:
@@ -187,7 +192,7 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         where, detail = pointer("workload", "command"), f"{HIDDEN_FAILURES}, and {spec.verdict.primary.metric} decides"
         yield SpecProblem(pointer=where, detail=detail, hint="write [bash, -o, pipefail, -c, ...]")
     yield from _evaluation_problems(spec)
-    yield from kernel_problems(spec)
+    yield from requirement_problems(spec)
 
 
 def _evaluation_problems(spec: AblationSpec) -> Iterator[SpecProblem]:

@@ -10,7 +10,7 @@ from ablate.experiments.design.gate import Claim, Facts, show
 from ablate.experiments.design.gate_readings import GateReading
 from ablate.experiments.design.kinds.built_in import recipe_problems
 from ablate.experiments.design.kinds.kind import Draft, Drafts, StepWork
-from ablate.experiments.design.kinds.program import ProgramArm, kernel_problems, shared_fields
+from ablate.experiments.design.kinds.program import ProgramArm, requirement_problems, requirements, shared_fields
 from ablate.experiments.design.packages import (
     PackageRecipe,
     Value,
@@ -162,7 +162,7 @@ def package_problems(spec: AblationSpec, recipe: PackageRecipe) -> Iterator[Spec
         detail = "a package's recipe validates by itself, so val_every has no effect"
         yield SpecProblem(pointer=pointer("workload", "steps", "val_every"), detail=detail, hint="leave val_every out")
     yield from _override_problems(spec.workload.overrides, recipe, "workload", "overrides")
-    yield from kernel_problems(spec)
+    yield from requirement_problems(spec)
     yield from _gate_problems(spec.baseline.gates, recipe, "baseline", "gates")
     for name, own in spec.variants.items():
         yield from _gate_problems(own.gates or {}, recipe, "variants", name, "gates")
@@ -240,7 +240,7 @@ def _config(spec: AblationSpec, recipe: PackageRecipe, arm: str, values: Mapping
     )
     return PackageArm(
         command=("python", "-m", "ablate", recipe.train),
-        requires_kernel=spec.workload.require_kernels.get(arm),
+        **requirements(spec.workload, arm),
         package=package,
         **shared_fields(spec),
     )

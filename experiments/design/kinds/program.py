@@ -11,7 +11,7 @@ from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.metrics import METRICS, PROCESS_METRICS
 from ablate.experiments.design.problems import listed, nearest, pointer
 from ablate.experiments.design.spec import AblationSpec
-from ablate.experiments.design.workload import ARCHIVE
+from ablate.experiments.design.workload import ARCHIVE, BY_ARM, Workload
 from ablate.experiments.digest import canonical_json
 from ablate.experiments.errors import SpecProblem
 from ablate.experiments.outcomes import BASELINE
@@ -69,8 +69,14 @@ class ProgramArm(ArmConfig):
     evaluate: Annotated[Evaluation | None, Field(exclude_if=lambda value: value is None)] = None
     """What measures the declared metrics; None where the program reports them."""
     profile: bool = False
-    requires_kernel: Annotated[str | None, Field(exclude_if=lambda value: value is None)] = None
-    """Pattern that the name of a kernel in the profiled step must have; None for any table."""
+    required_kernels: Annotated[Mapping[str, int | None], Field(exclude_if=lambda value: not value)] = field(
+        default_factory=dict
+    )
+    """Calls in the profiled step of the kernels with a pattern in their name; None for at least one."""
+    required_live: Annotated[Mapping[str, bool], Field(exclude_if=lambda value: not value)] = field(
+        default_factory=dict
+    )
+    """Whether the program calls `ablate.live` with a name."""
     needs: Literal["process", "steps", "tokens"] = "process"
     """The marks that the deciding metric needs: none, of steps, or of steps with tokens."""
     steps: StepsConfig = field(default_factory=StepsConfig)
@@ -129,7 +135,9 @@ class ProgramArm(ArmConfig):
         own = self.evaluate
         if own is None:
             return None
-        bare = replace(self, args=(), evaluate=None, needs="process", profile=False, requires_kernel=None)
+        bare = replace(
+            self, args=(), evaluate=None, needs="process", profile=False, required_kernels={}, required_live={}
+        )
         return replace(bare, command=own.command, code=own.code, env=own.env)
 
     @property
@@ -191,11 +199,20 @@ def shared_fields(spec: AblationSpec) -> dict[str, Any]:
     }
 
 
-def kernel_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
-    """Find required kernels of arms that are not there."""
+def requirements(workload: Workload, arm: str) -> dict[str, Any]:
+    """Return the fields of an arm's configuration that say what has to run in it."""
+    kernels = workload.require_kernels.get(arm, {})
+    return {
+        "required_kernels": {kernels: None} if isinstance(kernels, str) else kernels,
+        "required_live": workload.require_live.get(arm, {}),
+    }
+
+
+def requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find requirements of arms that are not there."""
     arms = (BASELINE, *spec.variants)
-    for name in spec.workload.require_kernels:
-        if name not in arms:
-            detail = f"'{name}' is no arm of this ablation; arms: {listed(arms)}"
-            where = pointer("workload", "require_kernels", name)
-            yield SpecProblem(pointer=where, detail=detail, hint=nearest(name, arms))
+    for key in BY_ARM:
+        for name in getattr(spec.workload, key):
+            if name not in arms:
+                detail = f"'{name}' is no arm of this ablation; arms: {listed(arms)}"
+                yield SpecProblem(pointer=pointer("workload", key, name), detail=detail, hint=nearest(name, arms))

@@ -81,7 +81,7 @@ def _of_command(path: "SessionPath", command: Sequence[str]) -> "SpecBody":
     from ablate.experiments.design.aa_spec import CONTENT_TYPE
     from ablate.experiments.design.arguments import merged_arguments
     from ablate.experiments.design.load import load_values
-    from ablate.experiments.design.workload import ARCHIVE
+    from ablate.experiments.design.workload import ARCHIVE, BY_ARM
     from ablate.experiments.outcomes import BASELINE
     from ablate.service.schemas.submissions import SpecBody
 
@@ -96,9 +96,8 @@ def _of_command(path: "SessionPath", command: Sequence[str]) -> "SpecBody":
     variant: dict[str, Any] = {"args": list(merged_arguments(own, command[len(shared) :]))}
     if isinstance(workload.get("code"), Mapping) and ARCHIVE in workload["code"]:
         variant["code"] = "."
-    patterns = {arm: one for arm, one in workload.get("require_kernels", {}).items() if arm in (BASELINE, PROPOSAL)}
-    if patterns or "require_kernels" in workload:
-        workload["require_kernels"] = patterns
+    for key in workload.keys() & set(BY_ARM):
+        workload[key] = {arm: one for arm, one in workload[key].items() if arm in (BASELINE, PROPOSAL)}
     values["ablation"] = f"{path.name[:50]}-{path.proposals + 1}"
     values["variants"] = {PROPOSAL: variant}
     body = SpecBody.of(values)

@@ -29,6 +29,7 @@ from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.power import Look, alpha_of, detectable_per_sd, session_level
 from ablate.experiments.design.rule import rule_of
 from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.workload import BY_ARM
 from ablate.experiments.errors import SpecError
 from ablate.experiments.outcomes import PROPOSAL_EXIT_CODES, Decision, Outcome, ProposalOutcome, VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED, Circumstances
@@ -279,6 +280,7 @@ def random_command(rng: random.Random) -> dict[str, Any]:
     arms = rng.choice([[], ["new"], ["baseline"], ["baseline", "new"]])
     if arms:
         values["workload"]["require_kernels"] = {arm: f"kernel_of_{arm}" for arm in arms}
+        values["workload"]["require_live"] = {arm: {"fused": arm == "new"} for arm in rng.choice([arms, ["new"]])}
     return values
 
 
@@ -293,7 +295,7 @@ def test_the_next_incumbent_is_the_kept_arm(make: Any) -> None:
         except SpecError:  # the drawn variant equals the baseline
             continue
         opened = values | {"design": {**values["design"], "blocks": {"looks": [6, 9]}}, "labels": {"of": "session"}}
-        opened["workload"] = {key: value for key, value in values["workload"].items() if key != "require_kernels"}
+        opened["workload"] = {key: value for key, value in values["workload"].items() if key not in BY_ARM}
         kept_text = propose(values, "s", 1, ())
         text = with_kept(as_yaml(json.dumps(opened).encode(), "application/json"), kept_text)
         following = parse_spec(text, "application/yaml")
@@ -314,7 +316,7 @@ def test_the_whole_gain_of_a_session_is_its_incumbent_against_its_first_baseline
     while compared < 30:
         values = make(rng)
         opened = values | {"labels": {"of": "session"}}
-        opened["workload"] = {key: value for key, value in values["workload"].items() if key != "require_kernels"}
+        opened["workload"] = {key: value for key, value in values["workload"].items() if key not in BY_ARM}
         incumbent = as_yaml(json.dumps(opened).encode(), "application/json")
         first = b""
         try:

@@ -342,8 +342,8 @@ def test_a_required_kernel_implies_a_profiled_step_and_belongs_to_its_arm() -> N
     plan = make_plan(parse(made))
     base, fused = (arm.config.with_seed(1) for arm in plan.arms)
     assert (base.profile, fused.profile) == (True, True)
-    assert (base.requires_kernel, fused.requires_kernel) == (None, "liger_.*")
-    assert "requires_kernel" not in plan.baseline.config.values_with_seed
+    assert (base.required_kernels, fused.required_kernels) == ({}, {"liger_.*": None})
+    assert "required_kernels" not in plan.baseline.config.values_with_seed
     assert not plan.profile
     again = parse_spec(calibration_spec(parse(made), node_class="cpu", blocks=20, order_seed=1), "application/yaml")
     assert not again.workload.require_kernels
@@ -354,6 +354,33 @@ def test_a_required_kernel_implies_a_profiled_step_and_belongs_to_its_arm() -> N
     make_plan(again)
 
 
+def test_calls_of_kernels_and_code_paths_belong_to_their_arms() -> None:
+    calls, paths = {"flash_.*": 28, "gemm_naive": 0}, {"fused rope": True, "slow": False}
+    made = values(workload__require_kernels={"fused": calls}, workload__require_live={"baseline": paths})
+    SCHEMA.validate(made)
+    base, fused = (arm.config.with_seed(1) for arm in make_plan(parse(made)).arms)
+    assert (base.required_kernels, fused.required_kernels) == ({}, calls)
+    assert (base.required_live, fused.required_live) == (paths, {})
+    again = parse_spec(calibration_spec(parse(made), node_class="cpu", blocks=20, order_seed=1), "application/yaml")
+    assert again.workload.require_live == {"baseline": paths, "repeat": paths}
+
+
+@pytest.mark.parametrize(
+    ("paths", "where"),
+    [
+        ({"fusde": {"a": True}}, "#/workload/require_live/fusde"),
+        ({"fused": {"a": "yes"}}, "#/workload/require_live/fused/a"),
+        ({"fused": {"a" * 64: True}}, "#/workload/require_live/fused/" + "a" * 64),
+        ({"fused": {"": True}}, "#/workload/require_live/fused/"),
+        ({"fused": {"a\nb": True}}, "#/workload/require_live/fused/a%0Ab"),
+        ({"fused": {}}, "#/workload/require_live/fused"),
+        ({"fused": ["a"]}, "#/workload/require_live/fused"),
+    ],
+)
+def test_a_bad_name_of_a_code_path_is_refused(paths: dict[str, Any], where: str) -> None:
+    assert [at for at, _ in problems(values(workload__require_live=paths))] == [where]
+
+
 @pytest.mark.parametrize(
     ("patterns", "where", "words"),
     [
@@ -361,9 +388,13 @@ def test_a_required_kernel_implies_a_profiled_step_and_belongs_to_its_arm() -> N
         ({"fused": "(a+"}, "#/workload/require_kernels/fused", "missing )"),
         ({"fused": ".*"}, "#/workload/require_kernels/fused", "matches the empty text"),
         ({"fused": "a" * 121}, "#/workload/require_kernels/fused", "120"),
-        ({"fused": ""}, "#/workload/require_kernels/fused", "empty"),
+        ({"fused": ""}, "#/workload/require_kernels/fused", "0 characters; allowed: 1 to 120"),
         ({"fused": r"(a)\1"}, "#/workload/require_kernels/fused", "invalid escape"),
-        ({"fused": 3}, "#/workload/require_kernels/fused", "a string"),
+        ({"fused": 3}, "#/workload/require_kernels/fused", "3 is not allowed; allowed: a pattern, or {pattern: "),
+        ({"fused": {"flash": True}}, "#/workload/require_kernels/fused", "number of calls in a step, from 0 to 1,000"),
+        ({"fused": {"flash": -1}}, "#/workload/require_kernels/fused", "number of calls"),
+        ({"fused": {}}, "#/workload/require_kernels/fused", "0 patterns; allowed: 1 to 16"),
+        ({"fused": {"flash": 1, "(a": 0}}, "#/workload/require_kernels/fused", "missing )"),
         ({"No such": "a"}, "#/workload/require_kernels/No%20such", "name"),
     ],
 )

@@ -228,7 +228,7 @@ def test_a_package_may_declare_metrics_and_require_kernels(own_packages: OwnPack
     base, arm = make_plan(parse(values(workload=workload, verdict=primary, design=design))).arms
     read = arm.config.with_seed(1)
     assert (read.metrics, read.lines, read.profile) == ({"val": "lower"}, {"val": "val {}"}, True)
-    assert (read.requires_kernel, base.config.with_seed(1).requires_kernel) == ("gelu", None)
+    assert (read.required_kernels, base.config.with_seed(1).required_kernels) == ({"gelu": None}, {})
     problems = refused(values(workload={"require_kernels": {"c": "gelu"}}))
     assert [(where, detail) for where, detail, _hint in problems] == [
         ("#/workload/require_kernels/c", "'c' is no arm of this ablation; arms: baseline, b")

@@ -8,8 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.architecture.pages import ROOT
 
@@ -153,3 +155,29 @@ def test_a_rank_that_is_no_number_is_named(ablate: ModuleType, text: str, monkey
     with pytest.raises(ValueError, match="variable RANK is"):
         ablate._place()
     assert not ablate.trial().active, "outside of a trial nobody asks"
+
+
+@pytest.mark.parametrize("name", ["", "a" * 64, "two\nlines", "\ud800", 3, None])
+def test_a_bad_name_of_a_code_path_is_refused_where_it_runs(ablate: ModuleType, name: object) -> None:
+    with pytest.raises(ValueError, match="allowed: 1 to 63 printable letters"):
+        ablate.live(name)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_code_path_in_a_compiled_function_is_live_once_compiled_and_breaks_no_graph(
+    ablate: ModuleType, backend: str
+) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 2:
+            ablate.live("large")
+            return x.sum()
+        ablate.live("small")
+        return x.mean()
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(step, backend=counter, fullgraph=True)
+    results = [float(compiled(torch.ones(4))) for _ in range(3)]
+    assert (results, ablate._live, counter.frame_count) == ([4.0] * 3, {"large"}, 1)
+    assert float(compiled(torch.ones(1))) == 1.0
+    assert (ablate._live, counter.frame_count) == ({"large", "small"}, 2)

@@ -1,6 +1,9 @@
 """A trial whose profiled step lacks the required kernel is refused, with the pattern and the nearest names."""
 
+import random
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from ablate.experiments.digest import canonical_json
 from ablate.experiments.documents import write_whole
 from ablate.experiments.outcomes import FailureClass, Outcome
 from ablate.experiments.records.plan_file import make_plan_file
+from ablate.experiments.records.program_report import unmet_requirement
 from ablate.experiments.records.receipt_check import contradictions, verify
 from ablate.experiments.records.receipts import Receipt
 from ablate.workers.blocks.receipt import TrialRecord
@@ -60,7 +64,7 @@ def ran(plan: Plan, arm: str, kernels: Sequence[tuple[str, int, float]], folder:
 @pytest.mark.parametrize(
     ("kernels", "words"),
     [
-        (KERNELS, "none of the 3 in the profiled step does, the nearest are 'cross_entropy', 'liger_rms_norm'"),
+        (KERNELS, "none of its 3 is, the nearest are 'cross_entropy', 'liger_rms_norm'"),
         ((), "there is no table of kernels: the program marks no steps, or does not use torch"),
         ([("x" * 300, 1, 1.0)], "the nearest are 'xxxxxxxx"),
     ],
@@ -75,6 +79,43 @@ def test_an_arm_without_its_kernel_is_refused(
     assert words in str(receipt.message)
     assert len(str(receipt.message)) < 500
     assert verify(receipt.model_dump(mode="json")) == []
+
+
+@pytest.mark.parametrize(
+    ("calls", "kernels", "words"),
+    [
+        ({"sgemm": 3, "liger": 1}, KERNELS, None),
+        ({"sgemm": 0}, KERNELS, "it has 3, such as of 'ampere_sgemm_128'"),
+        ({"sgemm": 4}, KERNELS, "asks for 4 calls of kernels like 'sgemm' in the profiled step; it has 3"),
+        ({"flash": 28}, KERNELS, "28 calls of kernels like 'flash' in the profiled step; none of its 3 is"),
+        ({"flash": 0}, KERNELS, None),
+        ({"flash": 0}, (), "there is no table of kernels"),
+        ({"others": 0}, KERNELS, None),
+        ({"flash": 0}, [*KERNELS, ("(all others)", 2, 1.0)], "has only the 3 longest kernels, and others may match"),
+    ],
+)
+def test_calls_of_kernels_are_counted(
+    calls: dict[str, int], kernels: Sequence[tuple[str, int, float]], words: str | None
+) -> None:
+    _, plan = plan_of(workload__require_kernels={"fused": calls})
+    receipt = program_receipt(plan, plan.blocks[0], "fused", reported={"val_bpb": 1.5}, kernels=kernels)
+    found = " ".join(contradictions(receipt))
+    assert found == "" if words is None else words in found
+
+
+def test_drawn_tables_are_judged_as_the_standard_library_counts_them() -> None:
+    rng, refused = random.Random(3), 0  # noqa: S311  # draws tables
+    _, plan = plan_of(workload__require_kernels={"fused": "a"})
+    made = program_receipt(plan, plan.blocks[0], "fused", reported={"val_bpb": 1.5}, kernels=KERNELS)
+    for _ in range(300):
+        rows = [("".join(rng.choices("ab", k=3)), rng.randint(0, 3), 1.0) for _ in range(rng.randint(1, 6))]
+        calls = {"".join(rng.choices("ab", k=rng.randint(1, 2))): rng.choice([None, 0, 1, 4]) for _ in range(2)}
+        counts = {name: sum(number for row, number, _us in rows if re.search(name, row)) for name in calls}
+        met = all(counts[name] == number if number is not None else counts[name] for name, number in calls.items())
+        report = made.program.model_copy(update={"kernels": tuple(rows)})
+        assert (unmet_requirement(report, replace(made.config, required_kernels=calls)) is None) == met
+        refused += not met
+    assert 50 < refused < 280
 
 
 def test_other_arms_and_arms_with_their_kernel_are_measured(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ablate.experiments.design.kinds.program import Evaluation
 from ablate.experiments.outcomes import FailureClass
-from ablate.experiments.records.program_report import clocks_differ, report_contradictions
+from ablate.experiments.records.program_report import clocks_differ, report_contradictions, unmet_requirement
 from ablate.experiments.records.receipts import is_finite
 from ablate.model.config import StepsConfig
 from ablate.workers.commands.evaluation import Evaluated
@@ -199,6 +199,45 @@ def test_lines_with_metrics_count_for_a_program_without_marks(tmp_path: Path) ->
     assert result.program is not None
     assert (result.program.ranks, result.program.reported) == (0, {"val_bpb": 1.5})
     assert result.foreign_load is not None, "the load of a whole process counts where there is no window"
+
+
+@pytest.mark.parametrize(
+    ("required", "words"),
+    [
+        ({"fused rope": True, "slow": False}, None),
+        ({"fused": True}, "require_live asks for 'fused': true; the program called ablate.live with 'fused rope'"),
+        ({"fused rope": False}, "require_live asks for 'fused rope': false; the program called"),
+    ],
+)
+def test_an_arm_needs_its_code_paths_and_must_not_run_others(
+    required: dict[str, bool], words: str | None, tmp_path: Path
+) -> None:
+    source = LOOP.replace("        began =", "        ablate.live('fused rope')\n        began =")
+    config = program_config(write_program(tmp_path / "code", source), required_live=required)
+    result = ran(config, tmp_path / "home")
+    assert result.failure_class is None, result.message
+    assert result.program is not None
+    assert result.program.live == ("fused rope",)
+    problem = unmet_requirement(result.program, config)
+    assert problem is None if words is None else words in str(problem)
+
+
+def test_a_code_path_of_one_rank_counts_and_without_any_the_message_says_so(tmp_path: Path) -> None:
+    launcher = """
+        import os, subprocess, sys
+        both = [subprocess.Popen([sys.executable, "rank.py", *sys.argv[1:]],
+                                 env={**os.environ, "RANK": rank, "WORLD_SIZE": "2"}) for rank in "01"]
+        sys.exit(max(one.wait() for one in both))
+        """
+    folder = write_program(tmp_path / "code", launcher)
+    own = "import os\nif os.environ['RANK'] == '1': ablate.live('last stage')\n"
+    folder.joinpath("rank.py").write_text(LOOP.replace("with ablate", f"{own}with ablate"), encoding="utf-8")
+    config = program_config(folder, required_live={"last stage": True})
+    report = ran(config, tmp_path / "home").program
+    assert report is not None
+    assert (report.live, unmet_requirement(report, config)) == (("last stage",), None)
+    without = report.model_copy(update={"live": ()})
+    assert str(unmet_requirement(without, config)).endswith("the program called ablate.live with nothing")
 
 
 def test_two_ranks_add_up_their_tokens_and_the_slowest_sets_the_time(tmp_path: Path) -> None:
