@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml requirements/project.lock requirements/torch-cpu.lock r
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	    "Python 3.11 or newer is needed, $(PYTHON) is %d.%d; name another: make PYTHON=python3.12" % sys.version_info[:2])'
 	@echo "Installing into $(VENV) (some minutes the first time)"
-	@$(PYTHON) requirements/install.py $(VENV) service embedded worker cpu dev
+	@$(PYTHON) requirements/install.py $(VENV) service embedded worker mcp cpu dev
 	@touch $@
 
 $(TPU_STAMP): requirements/tpu.lock requirements/tpu-compiler.lock requirements/install_tpu.py requirements/cuda_stubs.py
@@ -35,7 +35,7 @@ $(TPU_STAMP): requirements/tpu.lock requirements/tpu-compiler.lock requirements/
 install: $(STAMP)  ## create .venv with everything
 
 # One lock for every Python and platform. Versions stay as they are unless pyproject.toml or UPGRADE moves them.
-LOCKED := service embedded worker cpu cuda dev mlflow-server build lock
+LOCKED := service embedded worker mcp cpu cuda dev mlflow-server build lock
 lock:  ## write requirements/project.lock anew: versions and digests of all packages; UPGRADE="--upgrade"
 	@$(PYTHON) requirements/install.py --only $(VENV)/lock lock
 	$(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --annotation-style line \

@@ -6,13 +6,14 @@ not installed (a GPU node has no API) stays listed and names the missing package
 
 import os
 import pkgutil
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, distribution, version
+from importlib.metadata import EntryPoint, distribution, requires, version
 from keyword import iskeyword
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, NoReturn
@@ -99,7 +100,11 @@ def load_group(name: str, load: Callable[[], typer.Typer]) -> Any:
 
 
 def _placeholder(name: str, package: str) -> typer.Typer:
-    sentence = f"The {name} commands are not available here: package '{package}' is not installed."
+    sentence = f"The {name} commands are not available here: package '{package}' is not installed"
+    extras = re.findall(
+        rf'^{re.escape(package)}\b.*extra == "([^"]+)"', "\n".join(requires("ablate") or ()), re.MULTILINE
+    )
+    sentence += f"; install ablate with the extra '{extras[0]}'." if extras else "."
     app = typer.Typer()
 
     @app.command(name, help=sentence, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -160,7 +165,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "Ask": ("ask", "demo", "init", "check", "plan", "run", "sessions", "try", "bisect", "aa", "cancel", "catalog"),
     "See": ("list", "show", "watch", "verdict", "log", "history", "open"),
     "Share": ("report", "share"),
-    "Run a service": ("up", "down", "status", "worker", "nodes", "fleet", "admin"),
+    "Run a service": ("up", "down", "status", "worker", "nodes", "fleet", "admin", "mcp"),
     "Without a service": ("offline",),
 }
 """Commands in the order of the program's help, by subject."""

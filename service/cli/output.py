@@ -1,6 +1,7 @@
 """Printing of commands: text or JSON on standard output, problems on standard error."""
 
 import functools
+import io
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -57,6 +58,13 @@ def _console(stream: TextIO) -> Console:
     return _SafeConsole(
         file=stream, soft_wrap=not on_terminal, highlight=False, width=None if on_terminal else _FILE_WIDTH
     )
+
+
+def plain_text(*parts: RenderableType) -> str:
+    """Return what a file would get of these, line by line."""
+    file = io.StringIO()
+    _console(file).print(*parts, sep="\n", end="")
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
 def print_text(text: str) -> None:

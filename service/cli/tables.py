@@ -18,6 +18,7 @@ from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, 
 if TYPE_CHECKING:
     from ablate.service.schemas.ablations import AblationPublic, TrialPublic
     from ablate.service.schemas.nodes import CalibrationList, NodePublic, NodeRuns, WaitingPublic
+    from ablate.service.schemas.sessions import SessionPath, SessionPublic
     from ablate.service.schemas.submissions import NodeClassAnswer, PlanPublic
     from ablate.service.schemas.tokens import TokenPublic
 
@@ -363,3 +364,35 @@ def calibrations(answer: "CalibrationList") -> RenderableType:
         )
     statement = Text(answer.statement)
     return Group(table, statement) if answer.items else statement
+
+
+def sessions(rows: "Iterable[SessionPublic]") -> RenderableType:
+    """Return a table of sessions."""
+    table = TerminalTable(*names("session", "state"), *numbers("proposals", "kept"), *texts("next level", "metric"),
+                          *names("node class", "opened by", "opened"), leaving=("opened by", "opened"))  # fmt: skip
+    for one in rows:
+        level = f"{100 * one.next_level:.2g} %"
+        opened = wording.moment(one.created_at)
+        counts = (f"{one.proposals:,}", f"{one.kept:,}")
+        table.add_row(escape(one.name), one.state, *counts, level, one.metric, one.node_class, one.opened_by, opened)
+    return table if table.rows else "No session yet. Open one: ablate sessions open NAME SPEC"
+
+
+def session(path: "SessionPath") -> RenderableType:
+    """Return one session with its proposals."""
+    incumbent = f"proposal {path.incumbent}" if path.incumbent else "the baseline that opened it"
+    pairs = facts(
+        ("session", f"[bold]{escape(path.name)}[/], {path.state}, opened by {escape(path.opened_by)}"),
+        ("decides", f"{path.metric} on node class {path.node_class}"),
+        ("incumbent", f"{incumbent}; its spec: ablate sessions spec {escape(path.name)}"),
+        ("kept", f"{path.kept:,} of {wording.counted(path.proposals, 'proposal')}"),
+        ("next level", f"{100 * path.next_level:.2g} %"),
+        *([("advice", f"[yellow]{escape(path.advice)}[/]")] if path.advice else []),
+    )
+    table = TerminalTable(*numbers("proposal"), *names("outcome"), *numbers("level"), *texts("answer", "note"),
+                          *names("name"), *ids("ablation"), leaving=("ablation", "name"))  # fmt: skip
+    for one in path.path:
+        level = f"{100 * one.level:.2g} %"
+        outcome, answer, note = one.outcome or f"({one.state})", escape(one.answer or ""), escape(one.note or "")
+        table.add_row(str(one.number), str(outcome), level, answer, note, escape(one.name), one.ablation_id)
+    return Group(pairs, table) if path.path else Group(pairs)

@@ -53,6 +53,11 @@ def kernels(verdict: Verdict) -> list[RenderableType]:
     return [Group(_table(one, title=one.title), f"[dim]{escape(one.note)}[/]") for one in lay_out(verdict).kernels]
 
 
+def reasons(verdict: Verdict) -> list[RenderableType]:
+    """Return variants against each other, kernels, and the reasons for every verdict."""
+    return [*between(verdict), *kernels(verdict), *explanation(verdict)]
+
+
 def published(table: "PublishedTable", verdict: "PublishedVerdict") -> RenderableType:
     """Return the claim of a published table and the verdict that the table supports."""
     pairs = facts(

@@ -59,12 +59,17 @@ def verdict_of(subject: str, calibrations: Sequence[Path] | None = None) -> "Ver
 
 def asked_of(subject: str) -> "Asked | None":
     """Return the question, commits and links of an ablation of the service; None for a bundle, which has no page."""
-    from ablate.experiments.reporting.terminal.markdown import Asked
-
     if is_bundle(Path(subject)):
         return None
     with Client() as client:
-        row, base = client.ablations.find(subject), client.url.rstrip("/")
+        return asked(client, subject)
+
+
+def asked(client: Client, name: str) -> "Asked":
+    """Return the question, commits and links of an ablation."""
+    from ablate.experiments.reporting.terminal.markdown import Asked
+
+    row, base = client.ablations.find(name), client.url.rstrip("/")
     commits = {
         key.removeprefix(COMMIT_LABEL): value for key, value in row.labels.items() if key.startswith(COMMIT_LABEL)
     }

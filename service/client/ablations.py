@@ -5,7 +5,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -131,15 +131,20 @@ class Ablations:
         """Return the id of the ablation that `find` returns; a whole id is returned unchanged."""
         return name if _ID.fullmatch(name) else self.find(name).id
 
-    def wait(self, name: str, *, timeout_s: float | None = None) -> AblationPublic:
+    def wait(
+        self, name: str, *, timeout_s: float | None = None, each: Callable[[AblationPublic], None] | None = None
+    ) -> AblationPublic:
         """Wait until an ablation is over and has its verdict, if it gets one; return it.
 
-        Raises StillRunning after `timeout_s`, and Unreachable when the service stays away for a minute.
+        `each` gets every state that is polled. Raises StillRunning after `timeout_s`, and Unreachable when the service
+        stays away for a minute.
         """
         ablation_id, began, answered_at = self.id_of(name), time.monotonic(), time.monotonic()
         while True:
             try:
                 row, answered_at = self.get(ablation_id), time.monotonic()
+                if each is not None:
+                    each(row)
                 if self._is_judged(row):
                     return row
             except Unreachable:

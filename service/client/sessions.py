@@ -6,7 +6,14 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from ablate.service.client.connection import Connection, named, parsed
-from ablate.service.schemas.sessions import ProposalAccepted, ProposalPublic, SessionList, SessionPath, SessionPublic
+from ablate.service.schemas.sessions import (
+    ProposalAccepted,
+    ProposalAnswer,
+    ProposalPublic,
+    SessionList,
+    SessionPath,
+    SessionPublic,
+)
 
 if TYPE_CHECKING:
     from ablate.service.client.ablations import Ablations
@@ -46,7 +53,13 @@ class Sessions:
     def wait(self, accepted: ProposalAccepted, *, timeout_s: float | None = None) -> ProposalPublic:
         """Wait for the answer to a proposal and return it. Raises StillRunning, Unreachable."""
         self._ablations.wait(accepted.accepted.id, timeout_s=timeout_s)
-        return self.get(accepted.session).path[accepted.number - 1]
+        return self.answer(accepted).proposal
+
+    def answer(self, accepted: ProposalAccepted) -> ProposalAnswer:
+        """Return a proposal and its session as they are now."""
+        session = self.get(accepted.session)
+        proposal = session.path[accepted.number - 1]
+        return ProposalAnswer(outcome=proposal.outcome, proposal=proposal, session=session)
 
     def get(self, name: str) -> SessionPath:
         """Return a session with its proposals, and a spec to begin the next one with."""

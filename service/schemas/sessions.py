@@ -77,3 +77,12 @@ class ProposalAccepted(Public):
     incumbent: int
     """Number of the kept proposal that it is compared with; 0 for the baseline of the spec that opened the session."""
     accepted: AblationAccepted
+
+
+class ProposalAnswer(Public):
+    """A proposal with its session."""
+
+    outcome: ProposalOutcome | None
+    """Null while it is measured."""
+    proposal: ProposalPublic
+    session: SessionPublic

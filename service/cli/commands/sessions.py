@@ -1,21 +1,14 @@
 """`ablate sessions`: open, list, show and close sessions, in which `ablate try` proposes changes."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
-from rich.markup import escape
 
 from ablate.experiments.errors import SpecError, SpecProblem
-from ablate.experiments.reporting import wording
-from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
 from ablate.service.cli import completion, tables
 from ablate.service.cli.arguments import SpecArgument, read_spec
 from ablate.service.cli.output import JsonOption, guarded, out, print_json, print_text
 from ablate.service.client.api import Client
-
-if TYPE_CHECKING:
-    from ablate.service.schemas.sessions import SessionPath, SessionPublic
 
 app = typer.Typer(name="sessions", help="Sessions: many proposals under one error budget.", no_args_is_help=True)
 
@@ -31,7 +24,7 @@ def open_(name: NewNameArgument, spec: SpecArgument, as_json: JsonOption = False
     """Open a session whose incumbent is the baseline of a spec. Nothing runs, and its variants are not proposed."""
     with Client() as client:
         session = client.sessions.open(name, read_spec(spec))
-    print_json(session) if as_json else out().print(_session(session))
+    print_json(session) if as_json else out().print(tables.session(session))
 
 
 @app.command("list")
@@ -40,7 +33,7 @@ def list_(as_json: JsonOption = False) -> None:
     """List all sessions, newest first."""
     with Client() as client:
         sessions = client.sessions.list()
-    print_json(sessions) if as_json else out().print(_table(sessions))
+    print_json(sessions) if as_json else out().print(tables.sessions(sessions))
 
 
 @app.command()
@@ -49,7 +42,7 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
     """Show a session with all its proposals, their levels and answers."""
     with Client() as client:
         session = client.sessions.get(name)
-    print_json(session) if as_json else out().print(_session(session))
+    print_json(session) if as_json else out().print(tables.session(session))
 
 
 @app.command()
@@ -77,34 +70,4 @@ def close(name: NameArgument, as_json: JsonOption = False) -> None:
     """Close a session. It takes no more proposals; a running one ends by itself."""
     with Client() as client:
         session = client.sessions.close(name)
-    print_json(session) if as_json else out().print(_session(session))
-
-
-def _table(sessions: "list[SessionPublic]") -> RenderableType:
-    table = TerminalTable(*names("session", "state"), *numbers("proposals", "kept"), *texts("next level", "metric"),
-                          *names("node class", "opened by", "opened"), leaving=("opened by", "opened"))  # fmt: skip
-    for one in sessions:
-        level = f"{100 * one.next_level:.2g} %"
-        opened = wording.moment(one.created_at)
-        counts = (f"{one.proposals:,}", f"{one.kept:,}")
-        table.add_row(escape(one.name), one.state, *counts, level, one.metric, one.node_class, one.opened_by, opened)
-    return table if table.rows else "No session yet. Open one: ablate sessions open NAME SPEC"
-
-
-def _session(session: "SessionPath") -> RenderableType:
-    incumbent = f"proposal {session.incumbent}" if session.incumbent else "the baseline that opened it"
-    pairs = tables.facts(
-        ("session", f"[bold]{escape(session.name)}[/], {session.state}, opened by {escape(session.opened_by)}"),
-        ("decides", f"{session.metric} on node class {session.node_class}"),
-        ("incumbent", f"{incumbent}; its spec: ablate sessions spec {escape(session.name)}"),
-        ("kept", f"{session.kept:,} of {wording.counted(session.proposals, 'proposal')}"),
-        ("next level", f"{100 * session.next_level:.2g} %"),
-        *([("advice", f"[yellow]{escape(session.advice)}[/]")] if session.advice else []),
-    )
-    table = TerminalTable(*numbers("proposal"), *names("outcome"), *numbers("level"), *texts("answer", "note"),
-                          *names("name"), *ids("ablation"), leaving=("ablation", "name"))  # fmt: skip
-    for one in session.path:
-        level = f"{100 * one.level:.2g} %"
-        outcome, answer, note = one.outcome or f"({one.state})", escape(one.answer or ""), escape(one.note or "")
-        table.add_row(str(one.number), str(outcome), level, answer, note, escape(one.name), one.ablation_id)
-    return Group(pairs, table) if session.path else Group(pairs)
+    print_json(session) if as_json else out().print(tables.session(session))

@@ -1,17 +1,14 @@
 """`ablate try`: one proposal of a session against its incumbent; the exit code is the answer."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import PROPOSAL_EXIT_CODES, AblationState, ExitCode, ProposalOutcome
-from ablate.experiments.system.shell_python import in_shell_python
-from ablate.service.cli import completion
+from ablate.service.cli import completion, proposing
 from ablate.service.cli.arguments import is_spec, print_packed, read_spec
 from ablate.service.cli.follow import KeyOption, follow, print_accepted
 from ablate.service.cli.output import JsonOption, err, guarded, out, print_json
@@ -22,9 +19,6 @@ if TYPE_CHECKING:
     from ablate.service.schemas.submissions import SpecBody
 
 app = typer.Typer()
-
-PROPOSAL = "proposal"
-"""Name of the variant of a command."""
 
 
 @app.command("try")
@@ -65,7 +59,7 @@ def try_(
         else:
             body = _of_command(client.sessions.get(session), proposal)
         if note is not None:
-            body = _noted(body, note)
+            body = proposing.noted(body, note)
         accepted = client.sessions.propose(session, body, idempotency_key=idempotency_key)
         try:
             outcome = _answer(client, accepted, as_json=as_json)
@@ -77,73 +71,30 @@ def try_(
 
 
 def _of_command(path: "SessionPath", command: Sequence[str]) -> "SpecBody":
-    """Return the incumbent's spec with the command as its variant. Raises SpecError."""
-    from ablate.experiments.design.aa_spec import CONTENT_TYPE
-    from ablate.experiments.design.arguments import merged_arguments
-    from ablate.experiments.design.load import load_values
-    from ablate.experiments.design.workload import ARCHIVE, BY_ARM
-    from ablate.experiments.outcomes import BASELINE
+    """Return the incumbent's spec with the command as its variant, and the current folder as its code."""
     from ablate.service.schemas.submissions import SpecBody
 
-    values = load_values(path.spec.encode(), CONTENT_TYPE)
-    workload: dict[str, Any] = values["workload"]
-    shared = workload.get("command")
-    if shared is not None and list(command[: len(shared)]) != shared:
-        command = in_shell_python(command).argv
-    if shared is None or list(command[: len(shared)]) != shared:
-        raise SpecError([_other_command(path.name, shared, command)])
-    own = (values.get("baseline") or {}).get("args") or ()
-    variant: dict[str, Any] = {"args": list(merged_arguments(own, command[len(shared) :]))}
-    if isinstance(workload.get("code"), Mapping) and ARCHIVE in workload["code"]:
-        variant["code"] = "."
-    for key in workload.keys() & set(BY_ARM):
-        workload[key] = {arm: one for arm, one in workload[key].items() if arm in (BASELINE, PROPOSAL)}
-    values["ablation"] = f"{path.name[:50]}-{path.proposals + 1}"
-    values["variants"] = {PROPOSAL: variant}
+    values = proposing.values_of_command(path, command)
     body = SpecBody.of(values)
     print_packed(body)
-    err().print(f"[dim]arguments of the proposal: {escape(shlex.join(variant['args'])) or 'none'}[/]")
+    args = shlex.join(values["variants"][proposing.PROPOSAL]["args"])
+    err().print(f"[dim]arguments of the proposal: {escape(args) or 'none'}[/]")
     return body
-
-
-def _noted(body: "SpecBody", note: str) -> "SpecBody":
-    """Return the spec with a note among its labels."""
-    from ablate.experiments.analysis.proposals import NOTE
-    from ablate.experiments.design.aa_spec import CONTENT_TYPE
-    from ablate.experiments.design.load import load_values
-    from ablate.experiments.design.spec_yaml import spec_yaml
-
-    values = load_values(body.content, body.content_type)
-    values["labels"] = {**(values.get("labels") or {}), NOTE: note}
-    return replace(body, content=spec_yaml(values), content_type=CONTENT_TYPE)
-
-
-def _other_command(session: str, shared: list[str] | None, command: Sequence[str]) -> SpecProblem:
-    proposed = shlex.join(command)
-    if shared is None:
-        detail = f"session '{session}' trains a recipe, so a proposal is a spec; given: {proposed}"
-        return SpecProblem(pointer="COMMAND", detail=detail, hint=f"begin with: ablate sessions spec {session}")
-    detail = f"the command must begin with that of session '{session}': {shlex.join(shared)}; given: {proposed}"
-    hint = "arguments that proposals change belong to baseline.args of the spec that opens a session"
-    return SpecProblem(pointer="COMMAND", detail=detail, hint=hint)
 
 
 def _answer(client: Client, accepted: "ProposalAccepted", *, as_json: bool) -> ProposalOutcome:
     """Wait for the answer, print it and return it."""
     console = out()
     if not as_json:
-        whom = f"proposal {accepted.incumbent}" if accepted.incumbent else "the session's first baseline"
-        console.print(f"proposal {accepted.number} of {escape(accepted.session)} against {whom}", end=", ")
-        console.print(f"tested at {100 * accepted.level:.2g} %")
+        console.print(proposing.heading(accepted))
         print_accepted(console, accepted.accepted)
         follow(client, accepted.accepted.id, console)
     proposal = client.sessions.wait(accepted)
-    session = client.sessions.get(accepted.session)
+    answer = client.sessions.answer(accepted)
     verdict = None if proposal.state == AblationState.CANCELLED else client.ablations.verdict(proposal.ablation_id)
-    outcome = proposal.outcome or ProposalOutcome.UNDECIDED
+    outcome = answer.outcome or ProposalOutcome.UNDECIDED
     if as_json:
-        plain = session.model_dump(mode="json", exclude={"path", "spec", "whole"})
-        print_json({"outcome": outcome, "proposal": proposal, "session": plain, "verdict": verdict})
+        print_json({**answer.model_dump(mode="json"), "outcome": outcome, "verdict": verdict})
         return outcome
     if verdict is not None:
         from ablate.service.cli import (
@@ -151,6 +102,5 @@ def _answer(client: Client, accepted: "ProposalAccepted", *, as_json: bool) -> P
         )
 
         console.print(verdict_tables.verdict(verdict))
-    then = "it is the incumbent now" if outcome is ProposalOutcome.KEEP else "the incumbent stays"
-    console.print(f"[bold]{outcome}[/]: {then}; the next proposal is tested at {100 * session.next_level:.2g} %")
+    console.print(proposing.closing(answer))
     return outcome

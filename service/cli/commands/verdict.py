@@ -45,7 +45,5 @@ def verdict(
         console = out()
         console.print(verdict_tables.verdict(answer))
         if explain:
-            parts = (verdict_tables.between, verdict_tables.kernels, verdict_tables.explanation)
-            for line in (line for part in parts for line in part(answer)):
-                console.print(line)
+            console.print(*verdict_tables.reasons(answer), sep="\n")
     raise typer.Exit(exit_code(answer.variants, require))
