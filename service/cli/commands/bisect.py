@@ -1,7 +1,7 @@
 """`ablate bisect`: which commit made the difference, by ablations of a few commits at a time."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +45,7 @@ class Found(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _History:
+class History:
     """The commits between two, oldest first, that change the folder of code. A merge counts as one."""
 
     repository: "Repository"
@@ -77,10 +77,27 @@ def bisect(
     The exit code is 0 if it found the commits; 2 or 3 if good and bad are the same, or no difference is proved;
     3 if several commits share the blame.
     """
-    values = _values_of(spec)
-    history = _history(spec.parent / values["workload"]["code"], good, bad)
+    values = values_of(spec, "bisect compares commits of its baseline")
+    history = history_of(spec.parent / values["workload"]["code"], good, bad)
     err().print(f"{wording.counted(len(history.commits), 'commit')} between them change the code")
-    bisection = _first(spec, values, history, as_json=as_json)
+    bisection = search(spec.parent, values, history, at_once=at_once, as_json=as_json)
+    if as_json:
+        print_json_line(bisection=found(bisection, history))
+    else:
+        first, *others = answer_lines(bisection, history)
+        out().print(f"[bold]{escape(first)}[/]")
+        for line in others:
+            out().print(escape(line))
+    is_found = bisection.other_level() is None and bisection.culprits() is not None
+    raise typer.Exit(ExitCode.DONE if is_found else ExitCode.INCONCLUSIVE)
+
+
+def search(folder: Path, values: Mapping[str, Any], history: "History", *, at_once: int, as_json: bool) -> "Bisection":
+    """Measure commits until the culprit is probable enough; folders of code are relative to `folder`.
+
+    Exits unless a difference of the last commit is proved.
+    """
+    bisection = _first(folder, values, history, as_json=as_json)
     for number in range(1, _MOST_ROUNDS + 1):
         if bisection.culprits() is not None or bisection.other_level() is not None:
             break
@@ -89,18 +106,18 @@ def bisect(
             break
         err().print(f"round {number}: {'; '.join(escape(history.named(place)) for place in places)}", soft_wrap=True)
         arms = {f"c-{history.commits[place - 1][:12]}": place for place in places}
-        body = _body(spec, values, history, {arm: history.commits[place - 1] for arm, place in arms.items()}, number)
+        body = _body(folder, values, history, {arm: history.commits[place - 1] for arm, place in arms.items()}, number)
         for variant in _measured(body, as_json=as_json):
             difference = _difference(variant)
             if difference is None:
                 bisection.broken.add(arms[variant.arm])
             else:
                 bisection.measured.setdefault(arms[variant.arm], []).append(difference)
-    raise typer.Exit(_answer(bisection, history, as_json=as_json))
+    return bisection
 
 
-def _values_of(spec: Path) -> dict[str, Any]:
-    """Return the values of the spec without its variants. Raises SpecError."""
+def values_of(spec: Path, why: str) -> dict[str, Any]:
+    """Return the values of the spec without its variants; print that they do not run, and why. Raises SpecError."""
     from ablate.experiments.catalog.files import content_type_of
     from ablate.experiments.design.load import load_values
 
@@ -109,14 +126,14 @@ def _values_of(spec: Path) -> dict[str, Any]:
     values = load_values(spec.read_bytes(), content_type_of(spec))
     workload = values.get("workload")
     if not isinstance(workload, Mapping) or "command" not in workload or not isinstance(workload.get("code"), str):
-        detail = "bisect compares the commits of a folder of code, and this spec names none"
+        detail = "this compares commits of a folder of code, and the spec names none"
         raise SpecError([SpecProblem(pointer="/workload/code", detail=detail, hint="code: FOLDER, beside a command")])
     if values.pop("variants", None):
-        err().print("[dim]the spec's variants do not run: bisect compares commits of its baseline[/]")
+        err().print(f"[dim]the spec's variants do not run: {why}[/]")
     return values
 
 
-def _history(folder: Path, good: str, bad: str) -> _History:
+def history_of(folder: Path, good: str, bad: str) -> History:
     """Return the commits after `good` up to `bad`. Raises CodeArchiveError, and SpecError for none or too many."""
     from ablate.experiments.records.git_repository import Repository
 
@@ -137,11 +154,11 @@ def _history(folder: Path, good: str, bad: str) -> _History:
         detail = f"{len(commits):,} commits change the folder; allowed: {_MOST_COMMITS}"
         hint = f"measure one between them first: --good {commits[-_MOST_COMMITS - 1][:12]}"
         raise SpecError([SpecProblem(pointer="--good", detail=detail, hint=hint)])
-    return _History(repository=repository, good=first, commits=commits)
+    return History(repository=repository, good=first, commits=commits)
 
 
 def _body(
-    spec: Path, values: Mapping[str, Any], history: _History, variants: Mapping[str, str], number: int
+    folder: Path, values: Mapping[str, Any], history: History, variants: Mapping[str, str], number: int
 ) -> "SpecBody":
     """Return the spec of a round, with the code of `good` as baseline and the variants' commits."""
     from ablate.experiments.design.spec_yaml import spec_yaml
@@ -150,7 +167,7 @@ def _body(
     name = f"bisect-{history.good[:8]}-{history.commits[-1][:8]}-{number}"
     own = {**values, "ablation": name, "variants": {arm: {} for arm in variants}}
     commits = {"baseline": history.good, **variants}
-    return SpecBody.packed(spec_yaml(own), folder=spec.parent, commits=commits)
+    return SpecBody.packed(spec_yaml(own), folder=folder, commits=commits)
 
 
 def _measured(body: "SpecBody", *, as_json: bool) -> "tuple[VariantVerdict, ...]":
@@ -159,13 +176,13 @@ def _measured(body: "SpecBody", *, as_json: bool) -> "tuple[VariantVerdict, ...]
     return run_spec(body, idempotency_key=key, as_json=as_json)[1].variants
 
 
-def _first(spec: Path, values: Mapping[str, Any], history: _History, *, as_json: bool) -> "Bisection":
+def _first(folder: Path, values: Mapping[str, Any], history: History, *, as_json: bool) -> "Bisection":
     """Measure the bad commit. Exits unless a difference is proved."""
     from ablate.experiments.outcomes import VerdictWord
     from ablate.service.cli.bisection import Bisection
     from ablate.service.cli.verdicts import exit_code
 
-    variants = _measured(_body(spec, values, history, {_BAD: history.commits[-1]}, 0), as_json=as_json)
+    variants = _measured(_body(folder, values, history, {_BAD: history.commits[-1]}, 0), as_json=as_json)
     [variant] = variants
     step = _difference(variant)
     if step is None or variant.measured not in (VerdictWord.WORSE, VerdictWord.BETTER):
@@ -187,45 +204,36 @@ def _difference(variant: "VariantVerdict") -> "Shift | None":
     return Shift(mean=sum(changes) / len(changes), se=0.0, df=1) if len(changes) == len(pairs) > 0 else None
 
 
-def _answer(bisection: "Bisection", history: _History, *, as_json: bool) -> ExitCode:
-    """Print what the measurements say, and return the exit code."""
+def found(bisection: "Bisection", history: History) -> Found:
+    """Return the answer for --json."""
     other = bisection.other_level()
-    culprits = bisection.culprits() if other is None else None
-    places, probability = culprits or max(bisection.groups(), key=lambda group: group[1])
-    if as_json:
-        print_json_line(
-            bisection=Found(
-                culprits=[] if other else [history.commits[place - 1] for place in places],
-                probability=None if other else probability,
-                step_pct=bisection.step.mean,
-                shared_at=history.commits[other.place - 1] if other else None,
-                broken=[history.commits[place - 1] for place in sorted(bisection.broken)],
-            )
-        )
-    elif other is not None:
-        _print_shared(other.place, other.share, history)
-    else:
-        _print_culprits(places, probability, bisection, history)
-    return ExitCode.INCONCLUSIVE if culprits is None else ExitCode.DONE
+    places, probability = bisection.culprits() or max(bisection.groups(), key=lambda group: group[1])
+    return Found(
+        culprits=[] if other else [history.commits[place - 1] for place in places],
+        probability=None if other else probability,
+        step_pct=bisection.step.mean,
+        shared_at=history.commits[other.place - 1] if other else None,
+        broken=[history.commits[place - 1] for place in sorted(bisection.broken)],
+    )
 
 
-def _print_shared(place: int, share: float, history: _History) -> None:
-    middle = history.commits[place - 1][:12]
-    out().print(f"several commits share the blame: {escape(history.named(place))} has {100 * share:.0f} % of the step")
-    out().print(f"  before it  ablate bisect SPEC --good {history.good[:12]} --bad {middle}")
-    out().print(f"  after it   ablate bisect SPEC --good {middle} --bad {history.commits[-1][:12]}")
-
-
-def _print_culprits(places: Sequence[int], probability: float, bisection: "Bisection", history: _History) -> None:
-    console = out()
-    much = f"{bisection.step.mean:+.2f} %, with a probability of {100 * probability:.1f} %"
-    if len(places) == 1:
-        console.print(f"[bold]{escape(history.named(places[0]))}[/] made the difference of {much}")
-    else:
-        console.print(f"one of {wording.counted(len(places), 'commit')} made the difference of {much}:")
-        for place in places:
-            note = "" if place not in bisection.broken else "  (did not measure)"
-            console.print(f"  {escape(history.named(place))}{note}")
+def answer_lines(bisection: "Bisection", history: History) -> list[str]:
+    """Return what the measurements say, the answer first."""
+    other = bisection.other_level()
+    if other is not None:
+        middle = history.commits[other.place - 1][:12]
+        share = f"{history.named(other.place)} has {100 * other.share:.0f} % of the step"
+        return [
+            f"several commits share the blame: {share}",
+            f"  before it  ablate bisect SPEC --good {history.good[:12]} --bad {middle}",
+            f"  after it   ablate bisect SPEC --good {middle} --bad {history.commits[-1][:12]}",
+        ]
+    places, probability = bisection.culprits() or max(bisection.groups(), key=lambda group: group[1])
+    much = f"made the difference of {bisection.step.mean:+.2f} %, with a probability of {100 * probability:.1f} %"
+    notes = dict.fromkeys(bisection.broken, "  (did not measure)")
+    names = [f"{history.named(place)}{notes.get(place, '')}" for place in places]
+    several = [f"one of {wording.counted(len(names), 'commit')} {much}:", *(f"  {name}" for name in names)]
     before = history.good if places[0] == 1 else history.commits[places[0] - 2]
     culprit = history.commits[places[-1] - 1]
-    console.print(f"  confirm  ablate bisect SPEC --good {before[:12]} --bad {culprit[:12]}")
+    confirm = f"  confirm  ablate bisect SPEC --good {before[:12]} --bad {culprit[:12]}"
+    return [*([f"{names[0]} {much}"] if len(names) == 1 else several), confirm]
