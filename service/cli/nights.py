@@ -115,7 +115,7 @@ def better_arms(verdict: Verdict) -> tuple[VariantVerdict, ...]:
 
 
 def _is_compared(variant: VariantVerdict) -> bool:
-    return variant.verdict in _COMPARED and variant.cause is not Cause.MISSING
+    return variant.verdict in _COMPARED and variant.cause not in (Cause.MISSING, Cause.UNCALIBRATED)
 
 
 @dataclass(frozen=True, kw_only=True)

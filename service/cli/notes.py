@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.pictures.theme import SHADES
+from ablate.experiments.system.http_clients import apply_proxy_rule
+from ablate.experiments.system.setting_values import is_loopback
 from ablate.service.cli.nights import Change
 
 if TYPE_CHECKING:
@@ -46,6 +48,9 @@ def send(note: Note, to: "NotifyBase") -> str | None:
     """Send a message once; return why it failed, None if it was accepted."""
     import apprise
 
+    own = f"http://{to.host or ''}"
+    if is_loopback(own):
+        apply_proxy_rule(own)
     with TemporaryDirectory(prefix="ablate-note-") as place, apprise.LogCapture(level=apprise.logging.WARNING) as log:
         picture = Path(place, "effect.png")
         picture.write_bytes(note.picture)

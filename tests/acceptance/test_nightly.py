@@ -26,7 +26,7 @@ class Lab:
         git(self.work, "config", "user.email", "a@example.org")
         git(self.work, "config", "user.name", "a")
         (self.work / "code").mkdir()
-        (self.work / "spec.yaml").write_text(SPEC)
+        (self.work / "spec.yaml").write_text(SPEC + "variants: {longer: {args: [--longer]}}\n")
         home.current = self.work
 
     def push(self, title: str, program: str | None = None) -> str:
@@ -57,6 +57,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     git(made.work, "tag", "v0")
     git(made.work, "push", "-q", "origin", "v0")
     home.up()
+    calibrated = home.run("aa", "cpu", "--like", "spec.yaml")
+    assert calibrated.returncode == 0, calibrated.stderr
     yield made
     home.run("down")
 
@@ -66,14 +68,14 @@ def test_a_loss_is_told_once_when_two_ablations_prove_it_and_nothing_else_is(lab
         notify = ("--notify", receiver.url.replace("http://", "json://"))
         lab.push("Only words")
         done = lab.night(*notify)
-        assert (done.returncode, lab.ablations()) == (0, 0), done.stderr
+        assert (done.returncode, lab.ablations()) == (0, 1), done.stderr
         assert "nothing new: the code of " in done.stderr
 
         harmless = lab.push("Harmless", PROGRAM.format(number=1, factor=1))
         done = lab.night(*notify)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Harmless is accepted: not proved to be worse" in done.stdout
-        assert (lab.ablations(), lab.night(*notify).returncode, lab.ablations()) == (1, 0, 1)
+        assert (lab.ablations(), lab.night(*notify).returncode, lab.ablations()) == (2, 0, 2)
 
         lab.push("Only words again")
         planted = lab.push("Planted", PROGRAM.format(number=2, factor=1.03))
@@ -91,7 +93,7 @@ def test_a_loss_is_told_once_when_two_ablations_prove_it_and_nothing_else_is(lab
         assert f"/a/{answer['ablations'][1]}" in message["message"]
         [picture] = message["attachments"]
         assert base64.b64decode(picture["base64"]).startswith(b"\x89PNG")
-        assert (lab.night(*notify).returncode, lab.ablations(), len(receiver.got)) == (0, 3, 1)
+        assert (lab.night(*notify).returncode, lab.ablations(), len(receiver.got)) == (0, 4, 1)
 
         lab.push("Broken", "raise SystemExit(1)")
         done = lab.night(*notify)
