@@ -4,6 +4,7 @@ They go out from the machine of the command, to receivers that its user names.
 """
 
 import io
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,8 @@ def send(note: Note, to: "NotifyBase") -> str | None:
     own = f"http://{to.host or ''}"
     if is_loopback(own):
         apply_proxy_rule(own)
-    with TemporaryDirectory(prefix="ablate-note-") as place, apprise.LogCapture(level=apprise.logging.WARNING) as log:
+    warnings = apprise.LogCapture(level=logging.WARNING)  # type: ignore[no-untyped-call]
+    with TemporaryDirectory(prefix="ablate-note-") as place, warnings as log:
         picture = Path(place, "effect.png")
         picture.write_bytes(note.picture)
         sender = apprise.Apprise()
@@ -62,30 +64,30 @@ def send(note: Note, to: "NotifyBase") -> str | None:
 
 def shown(to: "NotifyBase") -> str:
     """Return the address of a receiver without its secrets."""
-    return to.url(privacy=True).partition("?")[0]
+    return str(to.url(privacy=True)).partition("?")[0]  # type: ignore[no-untyped-call]
 
 
-def picture_of(changes: Sequence[tuple[str, Change, bool]], title: str) -> bytes:
-    """Draw the changes against the pinned commit, oldest first: name, change, and whether it is confirmed; as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def picture_of(changes: Sequence[tuple[str, Change]], title: str) -> bytes:
+    """Draw the changes of commits, oldest first, as PNG; the last one stands out."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 3.0), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     axes.axhline(0, color=SHADES["soft"].light, linewidth=0.8)
-    for place, (_name, one, confirmed) in enumerate(changes):
-        colour = SHADES["limit" if confirmed else "arm-1"].light
+    for place, (_name, one) in enumerate(changes):
+        is_last = place == len(changes) - 1
+        colour = SHADES["limit" if is_last else "arm-1"].light
         axes.plot([place, place], [one.low_pct, one.high_pct], color=colour, linewidth=1.3)
-        axes.plot(place, one.change_pct, "o", color=colour, markersize=6 if confirmed else 4)
+        axes.plot(place, one.change_pct, "o", color=colour, markersize=6 if is_last else 4)
     step = max(1, len(changes) // 12)
-    names = [name for name, _change, _confirmed in changes]
+    names = [name for name, _change in changes]
     axes.set_xticks(range(0, len(names), step), names[::step], rotation=45, ha="right", fontsize=7)
     axes.set_ylabel("change, %", fontsize=8)
     axes.set_title(title, loc="left", fontsize=9, parse_math=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     content = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(content)
+    figure.savefig(content, format="png")
     return content.getvalue()
 
 
