@@ -24,7 +24,7 @@ from ablate.service.schemas.submissions import SpecBody
 
 ACCEPTED, PINNED = "accepted", "pinned"
 """Variants of a night."""
-CONFIRMS = f"{NIGHTLY_LABEL}.confirms"
+CONFIRMS = "nightly.confirms"
 """Label of a second ablation: the id of the first."""
 _COMPARED = (VerdictWord.BETTER, VerdictWord.SAME, VerdictWord.WORSE, VerdictWord.INCONCLUSIVE)
 

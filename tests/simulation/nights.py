@@ -5,6 +5,7 @@ one; where a variant is better, a second ablation of these variants follows. Lev
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from ablate.experiments.analysis.statistics import Array, log_ratio
 from ablate.experiments.design.power import alpha_of
 from tests.simulation import draws
 from tests.simulation.noise import SD, TRIAL_SD, TrialNoise, normal
-from tests.simulation.rates import Rate, rate
 from tests.simulation.words import Flags, windows_of, words_of
 
 NIGHTS = 365
@@ -48,6 +48,11 @@ class Year:
         return np.asarray(
             log_ratio(self.creep_pct) * (number + 1) + log_ratio(self.step_pct) * (number >= self.at), dtype=np.float64
         )
+
+
+def losing_the_margin(**changes: Any) -> Year:
+    """Return a year in which every commit is worse than the pinned one by exactly the margin: still no *worse*."""
+    return Year(step_pct=-100 * (1 - 1 / (1 + MARGIN_PCT / 100)), at=0, **changes)
 
 
 def new_commit(noise: TrialNoise) -> TrialNoise:
@@ -113,8 +118,3 @@ def nights_until(alarms: Flags, since: int) -> Array:
     """Return the nights from `since` to the first alarm, 1 for the same night; infinite without one (watches,)."""
     later = alarms[:, since:]
     return np.where(later.any(axis=1), later.argmax(axis=1) + 1.0, np.inf)
-
-
-def alarm_rate(alarms: Flags) -> Rate:
-    """Return the share of nights with an alarm."""
-    return rate(alarms)
