@@ -84,7 +84,7 @@ def answer_of(first: Verdict, second: Verdict | None) -> NightAnswer | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class NightChange:
     """The new commit's change against an earlier one, in percent, with its interval."""
 
     change_pct: float
@@ -92,7 +92,7 @@ class Change:
     high_pct: float
 
 
-def change_of(variant: VariantVerdict) -> Change | None:
+def change_of(variant: VariantVerdict) -> NightChange | None:
     """Return the change of the new commit against a variant; None without numbers."""
     if variant.primary is not None:
         one = variant.primary
@@ -106,7 +106,7 @@ def change_of(variant: VariantVerdict) -> Change | None:
     if min(values) <= -100:
         return None
     change, high, low = (100 / (1 + value / 100) - 100 for value in values)
-    return Change(change_pct=change, low_pct=low, high_pct=high)
+    return NightChange(change_pct=change, low_pct=low, high_pct=high)
 
 
 def better_arms(verdict: Verdict) -> tuple[VariantVerdict, ...]:
@@ -119,7 +119,7 @@ def _is_compared(variant: VariantVerdict) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class WatchedBranch:
     """A watched branch: its ablations at the beginning of a call, and what the call adds."""
 
     client: Client
@@ -129,7 +129,7 @@ class Watch:
     as_json: bool
 
     @classmethod
-    def read(cls, client: Client, label: str, *, as_json: bool) -> "Watch":
+    def read(cls, client: Client, label: str, *, as_json: bool) -> "WatchedBranch":
         """Read the ablations of a watch."""
         rows = tuple(client.ablations.list(label=f"{NIGHTLY_LABEL}={label}"))
         return cls(client=client, label=label, rows=rows, as_json=as_json)

@@ -16,7 +16,7 @@ from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.pictures.theme import SHADES
 from ablate.experiments.system.http_clients import apply_proxy_rule
 from ablate.experiments.system.setting_values import is_loopback
-from ablate.service.cli.nights import Change
+from ablate.service.cli.nights import NightChange
 
 if TYPE_CHECKING:
     from apprise import NotifyBase
@@ -67,7 +67,7 @@ def shown(to: "NotifyBase") -> str:
     return str(to.url(privacy=True)).partition("?")[0]  # type: ignore[no-untyped-call]
 
 
-def picture_of(changes: Sequence[tuple[str, Change]], title: str) -> bytes:
+def picture_of(changes: Sequence[tuple[str, NightChange]], title: str) -> bytes:
     """Draw the changes of commits, oldest first, as PNG; the last one stands out."""
     from matplotlib.figure import Figure
 

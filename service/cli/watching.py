@@ -18,7 +18,16 @@ from ablate.experiments.outcomes import BASELINE, ExitCode
 from ablate.experiments.reporting import wording
 from ablate.service.cli import bisecting, notes
 from ablate.service.cli.branch import Branch, Remote, own_cache
-from ablate.service.cli.nights import ACCEPTED, PINNED, Change, Night, NightAnswer, NightWord, Watch, change_of
+from ablate.service.cli.nights import (
+    ACCEPTED,
+    PINNED,
+    NightChange,
+    Night,
+    NightAnswer,
+    NightWord,
+    WatchedBranch,
+    change_of,
+)
 from ablate.service.cli.output import err, out, print_json_line
 from ablate.service.client.api import Client
 from ablate.service.schemas.submissions import SpecBody
@@ -82,11 +91,11 @@ def watch(spec: Path, options: Options, *, as_json: bool) -> ExitCode:
         if pinned not in branch.history:
             detail = f"{options.pin!r} is not in the history of the branch, which may have been rewritten"
             raise SpecError([SpecProblem(pointer="--pin", detail=detail, hint="pin a commit that is")])
-        return _Call(
+        return _NightlyCall(
             folder=spec.parent,
             values=values,
             branch=branch,
-            watch=Watch.read(client, label, as_json=as_json),
+            watch=WatchedBranch.read(client, label, as_json=as_json),
             pinned=pinned,
             receivers=receivers,
             bisects=options.bisect,
@@ -107,12 +116,12 @@ def _values_of(spec: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Call:
+class _NightlyCall:
     folder: Path
     """Of the spec."""
     values: Mapping[str, Any]
     branch: Branch
-    watch: Watch
+    watch: WatchedBranch
     pinned: str
     receivers: Mapping[str, Any]
     """By address."""
@@ -255,7 +264,7 @@ class _Call:
         picture = notes.picture_of(self._changes(night), f"{self._metric} against {self.branch.titled(self.pinned)}")
         return notes.Note(title=wording.shorten(subject, _MOST_TITLE), text="\n".join(lines), picture=picture)
 
-    def _changes(self, night: Night) -> list[tuple[str, Change]]:
+    def _changes(self, night: Night) -> list[tuple[str, NightChange]]:
         """Return the changes of the newest nights against the pinned commit, oldest first."""
         nights = [one for one in self.watch.nights() if one.commit != night.commit and one.other(PINNED) == self.pinned]
         changes = []

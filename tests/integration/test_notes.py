@@ -3,14 +3,14 @@
 import pytest
 
 from ablate.experiments.errors import SpecError
-from ablate.service.cli.nights import Change
+from ablate.service.cli.nights import NightChange
 from ablate.service.cli.notes import Note, picture_of, receiver, send, shown
 from tests.integration.test_notifications import mail_server
 from tests.receiver import receiving
 
 
 def test_a_message_goes_out_with_its_picture_and_says_why_if_it_does_not() -> None:
-    changes = [(str(number), Change(change_pct=-number, low_pct=-number - 1, high_pct=0)) for number in range(60)]
+    changes = [(str(number), NightChange(change_pct=-number, low_pct=-number - 1, high_pct=0)) for number in range(60)]
     note = Note(title="a/main: worse", text="é +2 %\n<b>http://x/a/1</b>", picture=picture_of(changes, "$x$ of a_b"))
     with receiving() as web, mail_server() as mail:
         to = receiver(web.url.replace("http://", "json://ada:hunter2@"))

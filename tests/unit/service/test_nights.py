@@ -6,7 +6,7 @@ import pytest
 
 from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from ablate.experiments.outcomes import Decision, VerdictWord
-from ablate.service.cli.nights import Change, NightWord, answer_of, change_of
+from ablate.service.cli.nights import NightChange, NightWord, answer_of, change_of
 from tests.cli import ablate
 
 WORDS = [
@@ -76,7 +76,7 @@ def test_a_change_is_that_of_the_new_commit() -> None:
         delta_pct, ci_low_pct, ci_high_pct = 25.0, 0.0, 100.0
 
     one = VariantVerdict.model_construct(primary=Primary(), exact=None)
-    assert change_of(one) == Change(change_pct=-20.0, low_pct=-50.0, high_pct=0.0)
+    assert change_of(one) == NightChange(change_pct=-20.0, low_pct=-50.0, high_pct=0.0)
     assert change_of(VariantVerdict.model_construct(primary=None, exact=None)) is None
 
 
