@@ -21,9 +21,9 @@ from ablate.service.cli.branch import Branch, Remote, own_cache
 from ablate.service.cli.nights import (
     ACCEPTED,
     PINNED,
-    NightChange,
     Night,
     NightAnswer,
+    NightChange,
     NightWord,
     WatchedBranch,
     change_of,
