@@ -66,20 +66,15 @@ class Night:
 
 def answer_of(first: Verdict, second: Verdict | None) -> NightAnswer | None:
     """Return what a night says; None while a second ablation is needed."""
-    suspects = better_arms(first)
-    if not suspects and not any(map(_is_compared, first.variants)):
-        reason = "; ".join(dict.fromkeys(one.no_baseline or one.reason for one in first.variants))
-        return NightAnswer(word=NightWord.UNANSWERED, variants=first.variants, reason=reason)
-    if not suspects:
-        return NightAnswer(word=NightWord.ACCEPTED, variants=first.variants, reason="not proved to be worse")
-    if second is None:
-        return None
-    if confirmed := better_arms(second):
-        return NightAnswer(word=NightWord.WORSE, variants=confirmed, reason="two independent ablations prove it")
-    if not any(map(_is_compared, second.variants)):
-        reason = "; ".join(dict.fromkeys(one.no_baseline or one.reason for one in second.variants))
-        return NightAnswer(word=NightWord.UNANSWERED, variants=second.variants, reason=reason)
-    reason = "one ablation says that it is worse, and a second one does not confirm it"
+    last = first if second is None or not better_arms(first) else second
+    if better := better_arms(last):
+        reason = "two independent ablations prove it"
+        return None if last is first else NightAnswer(word=NightWord.WORSE, variants=better, reason=reason)
+    if not any(map(_is_compared, last.variants)):
+        reason = "; ".join(dict.fromkeys(one.no_baseline or one.reason for one in last.variants))
+        return NightAnswer(word=NightWord.UNANSWERED, variants=last.variants, reason=reason)
+    unconfirmed = "one ablation says that it is worse, and a second one does not confirm it"
+    reason = "not proved to be worse" if last is first else unconfirmed
     return NightAnswer(word=NightWord.ACCEPTED, variants=first.variants, reason=reason)
 
 

@@ -86,13 +86,14 @@ def watch(spec: Path, options: Options, *, as_json: bool) -> ExitCode:
     remote = Remote.of(options.repo, spec, values["workload"]["code"])
     with own_cache(label, remote.url) as cache, Client() as client:
         branch = Branch.fetched(cache, remote, options.branch)
-        values["workload"] = {**values["workload"], "code": os.path.relpath(branch.folder, spec.parent)}
+        folder = spec.parent.resolve()
+        values["workload"] = {**values["workload"], "code": os.path.relpath(branch.folder.resolve(), folder)}
         pinned = branch.repository.commit(options.pin)
         if pinned not in branch.history:
             detail = f"{options.pin!r} is not in the history of the branch, which may have been rewritten"
             raise SpecError([SpecProblem(pointer="--pin", detail=detail, hint="pin a commit that is")])
         return _NightlyCall(
-            folder=spec.parent,
+            folder=folder,
             values=values,
             branch=branch,
             watch=WatchedBranch.read(client, label, as_json=as_json),

@@ -69,6 +69,9 @@ class Lab:
         listed = json.loads(self.home.run("list", "--label", f"nightly.branch={self.name}/main", "--json").stdout)
         return [row["state"] for row in listed]
 
+    def seeds(self, ablation: str) -> set[int]:
+        return set(json.loads(self.home.run("verdict", ablation, "--json").stdout)["seeds"]["used"])
+
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     out, err = process.communicate()
@@ -112,6 +115,8 @@ def test_a_loss_is_told_once_when_two_ablations_prove_it_and_nothing_else_is(hom
         assert code == 1, out + err
         answer = json.loads(out.splitlines()[-1])["nightly"]
         assert (answer["word"], answer["commit"], len(answer["ablations"])) == ("worse", planted, 2)
+        assert len(set().union(*(lab.seeds(one) for one in answer["ablations"]))) == 12, "of two independent ablations"
+        assert planted[:8] in home.run("history", "command", "--metric", "val").stdout
         changes = [re.match(r"val \+(\S+)\s% \(.* interval\) against (\S+)", one) for one in answer["comparisons"]]
         assert all(one and float(one[1]) == pytest.approx(3, abs=1) for one in changes)
         assert "did not take the message; the next call repeats it: " in err
