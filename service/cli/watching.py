@@ -30,6 +30,7 @@ from ablate.service.cli.nights import (
 )
 from ablate.service.cli.output import err, out, print_json_line
 from ablate.service.client.api import Client
+from ablate.service.lifecycle import OVER
 from ablate.service.schemas.submissions import SpecBody
 
 _AT_ONCE = 3
@@ -267,7 +268,8 @@ class _NightlyCall:
 
     def _changes(self, night: Night) -> list[tuple[str, NightChange]]:
         """Return the changes of the newest nights against the pinned commit, oldest first."""
-        nights = [one for one in self.watch.nights() if one.commit != night.commit and one.other(PINNED) == self.pinned]
+        over = (one for one in self.watch.nights() if one.first.state in OVER and one.commit != night.commit)
+        nights = [one for one in over if one.other(PINNED) == self.pinned]
         changes = []
         for one in reversed([night, *nights[: _MOST_SHOWN - 1]]):
             variants = self.watch.verdict_of(one.first).variants

@@ -182,10 +182,24 @@ def test_a_call_that_is_killed_is_finished_by_the_next_which_names_the_culprit(h
 def test_two_calls_at_once_ask_once(home: Home, tmp_path: Path) -> None:
     lab = Lab(home, tmp_path, "twice")
     lab.push("Harmless", number=1)
-    calls = [lab.start(user="ada"), lab.start(user="ada"), lab.start(user="bob")]
+    calls = [lab.start(user="ada"), lab.start(user="ada"), lab.start("--repo", str(lab.origin), user="bob")]
     codes, outs, errs = zip(*map(ended, calls), strict=True)
     assert sorted(codes[:2]) == [0, 5], errs
     assert "another `ablate nightly` of twice/main is running here" in "".join(errs[:2])
     assert codes[2] == 0
     assert lab.ablations() == ["completed"]
     assert sum("Harmless is accepted" in out for out in outs) >= 1
+
+
+def test_an_ablation_that_was_cancelled_is_asked_again_by_the_next_call(home: Home, tmp_path: Path) -> None:
+    lab = Lab(home, tmp_path, "cancelled")
+    lab.push("Slow", number=1, program=f"import time; time.sleep(1)\n{PROGRAM}")
+    call = lab.start()
+    until(lab.ablations)
+    assert home.run("cancel", "latest").returncode == 0
+    code, out, err = ended(call)
+    assert code == 5, out + err
+    code, out, err = lab.night()
+    assert code == 0, out + err
+    assert "Slow is accepted" in out
+    assert lab.ablations() == ["completed", "cancelled"]
