@@ -87,6 +87,14 @@ class Branch:
         """Names of the newest commit and all before it."""
         return frozenset(self.repository.read("rev-list", self.head).decode().split())
 
+    def commit(self, revision: str) -> str | None:
+        """Return the whole name of a commit in the history; None for any other text."""
+        try:
+            commit = self.repository.commit(revision)
+        except CodeArchiveError:
+            return None
+        return commit if commit in self.history else None
+
     def is_before(self, commit: str, later: str) -> bool:
         """Return whether a commit is another one or an ancestor of it."""
         return not int(self.repository.read("rev-list", "--count", commit, f"^{later}"))

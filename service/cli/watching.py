@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from rich.markup import escape
 
 from ablate.experiments.design.spec_yaml import spec_yaml
+from ablate.experiments.design.verdict_rule import METRIC
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.ids import NIGHTLY_LABEL
 from ablate.experiments.outcomes import BASELINE, ExitCode
@@ -89,10 +90,11 @@ def watch(spec: Path, options: Options, *, as_json: bool) -> ExitCode:
         branch = Branch.fetched(cache, remote, options.branch)
         folder = spec.parent.resolve()
         values["workload"] = {**values["workload"], "code": os.path.relpath(branch.folder.resolve(), folder)}
-        pinned = branch.repository.commit(options.pin)
-        if pinned not in branch.history:
-            detail = f"{options.pin!r} is not in the history of the branch, which may have been rewritten"
-            raise SpecError([SpecProblem(pointer="--pin", detail=detail, hint="pin a commit that is")])
+        pinned = branch.commit(options.pin)
+        if pinned is None:
+            detail = f"{options.pin!r} is no commit in the history of the fetched branch, nor a tag of one"
+            hint = "pin a commit that is; push the tag, if it is yours; a branch may have been rewritten"
+            raise SpecError([SpecProblem(pointer="--pin", detail=detail, hint=hint)])
         return _NightlyCall(
             folder=folder,
             values=values,
@@ -190,14 +192,14 @@ class _NightlyCall:
 
     def _body(self, accepted: str) -> SpecBody:
         """Return the spec of a night: the newest commit as the baseline, and the earlier ones that have other code."""
-        code_of, head = self.branch.code_of, self.branch.head
+        code_of, head, labels = self.branch.code_of, self.branch.head, self.values.get("labels") or {}
         commits = {ACCEPTED: accepted} if code_of(accepted) != code_of(self.pinned) else {}
         commits |= {PINNED: self.pinned} if code_of(self.pinned) != code_of(head) else {}
-        own = {
+        own: dict[str, Any] = {
             "ablation": f"{str(self.values.get('ablation'))[:47]}-{head[:8]}",
             "question": f"Is an earlier commit better than {head[:8]}?",
             "variants": {arm: {} for arm in commits},
-            "labels": {**self.values.get("labels", {}), NIGHTLY_LABEL: self.watch.label},
+            "labels": {**labels, NIGHTLY_LABEL: self.watch.label} if isinstance(labels, Mapping) else labels,
         }
         content = spec_yaml({**self.values, **own})
         return SpecBody.packed(content, folder=self.folder, commits={BASELINE: head, **commits})
@@ -218,7 +220,7 @@ class _NightlyCall:
 
     @property
     def _metric(self) -> str:
-        return wording.metric(self.values["verdict"]["primary"]["metric"])
+        return wording.metric(self.values["verdict"]["primary"].get("metric", METRIC))
 
     def _ends(self, night: Night, answer: NightAnswer) -> tuple[str, str, int]:
         """Return the nearest good commit, the bad one, and how many after the good one may have done it."""

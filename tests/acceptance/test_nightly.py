@@ -176,7 +176,7 @@ def test_a_call_that_is_killed_is_finished_by_the_next_which_names_the_culprit(h
     assert (answer["commit"], answer["word"], len(answer["comparisons"])) == (kept, "accepted", 1)
     code, _out, err = lab.night("--pin", later)
     assert code == 5
-    assert "is not in the history of the branch, which may have been rewritten" in err
+    assert "is no commit in the history of the fetched branch" in err
 
 
 def test_two_calls_at_once_ask_once(home: Home, tmp_path: Path) -> None:

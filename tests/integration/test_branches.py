@@ -68,6 +68,7 @@ def test_a_rewritten_branch_forgets_the_commits_that_it_lost(work: Path) -> None
     branch = fetched(work)
     assert branch.history == {first, kept}
     assert not branch.is_before(lost, kept)
+    assert (branch.commit(first[:9]), branch.commit(lost), branch.commit("nothing")) == (first, None, None)
 
 
 def test_a_daemon_over_the_network_is_a_remote_too(work: Path) -> None:
