@@ -22,6 +22,8 @@ LISTED_NAME = "^([A-Za-z0-9][A-Za-z0-9._-]{0,63}|node/[A-Za-z0-9][A-Za-z0-9._-]{
 ENROLMENT_NAME = "^(enrol/)?[a-z0-9-]{1,50}$"
 COMMIT_LABEL = "commit."
 """Beginning of the labels that name the commit of each arm: `commit.baseline`."""
+NIGHTLY_LABEL = "nightly.branch"
+"""Label of the ablations of `ablate nightly`: the spec's name and the branch."""
 REASON = "^[ -~]{1,500}$"
 LABEL_FILTER = "^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$"
 IDEMPOTENCY_KEY = "^[!-~]+$"

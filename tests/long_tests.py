@@ -17,6 +17,7 @@ LONG = (
     f"{ACCEPTANCE}documentation.py::test_commands_of_a_page_work_in_their_order",
     f"{ACCEPTANCE}kill_worker.py",
     f"{ACCEPTANCE}mcp.py",
+    f"{ACCEPTANCE}nightly.py",
     f"{ACCEPTANCE}own_code.py::test_a_program_without_marks_is_judged_by_the_time_of_its_process",
     f"{ACCEPTANCE}own_code.py::test_a_pull_request_is_measured_by_its_commits_and_every_receipt_names_its_content",
     f"{ACCEPTANCE}own_code.py::test_a_token_without_the_scope_and_a_node_that_accepts_no_code_run_nothing",

@@ -38,6 +38,8 @@ from ablate.experiments.design.spec_values import (
 )
 from ablate.experiments.design.workload import NOT_OURS, SpecPart, is_declarable, without_null
 
+METRIC = "tokens_per_s"
+"""The deciding metric of a rule that names none."""
 MAX_REQUIREMENTS = 32
 MAX_KEPT = 1000
 """Most proposals of one session that can be kept."""
@@ -128,7 +130,7 @@ class Primary(SpecPart):
             description="The number that decides: one of ours, or one that workload.metrics declares.",
             json_schema_extra=_ours_or_declared(PRIMARY_METRICS),
         ),
-    ] = "tokens_per_s"
+    ] = METRIC
     margin: Margin = Field(
         description="Differences within this margin count as the same: a percent, or of a loss or a declared metric an "
         "amount with its unit. Metrics without noise may have 0%, where any change counts. A loss with 0% is compared "

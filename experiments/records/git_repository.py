@@ -1,6 +1,7 @@
 """Reading a git repository without changing it, whatever variables the caller has.
 
-No hook, monitor, prompt or download runs, and no lock is taken. Filters for single files run as at a checkout.
+No hook, monitor, prompt or download runs, and no lock is taken. Filters for single files run as at a checkout. Only
+`fetch` downloads, into a repository of its own.
 """
 
 import os
@@ -9,12 +10,14 @@ import shlex
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ablate.experiments.errors import CodeArchiveError, GitError
 
 _GIT_S = 120.0
+_FETCH_S = 3600.0
 _OF_A_HOOK = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"),
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE"),
@@ -153,13 +156,9 @@ def run_git(
 
     Without `variables`, git looks for the repository around the folder. `strict`: errors that git survives count.
     """
-    settings = (*_SETTINGS, *(("safe.directory=*",) if any_owner else ()))
     own = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"} if any_owner else {}  # closed to a trial
-    command = [
-        *("env", *(part for name in _OF_A_HOOK for part in ("-u", name))),
-        *(f"{name}={value}" for name, value in {**_ALWAYS, **own, **(variables or {})}.items()),
-        *("git", *(part for setting in settings for part in ("-c", setting)), "-C", str(folder), *arguments),
-    ]
+    settings = ("safe.directory=*",) if any_owner else ()
+    command = _command(folder, arguments, {**own, **(variables or {})}, settings)
     status, output, errors = _run(command, folder, stdin)
     stderr = errors.decode(errors="replace")
     if status or (strict and any(line.startswith("error:") for line in stderr.splitlines())):
@@ -167,15 +166,41 @@ def run_git(
     return output
 
 
-def _run(command: list[str], folder: Path, stdin: bytes) -> tuple[int, bytes, bytes]:
+def fetch(folder: Path, url: str, *refspecs: str) -> None:
+    """Fetch from another repository into the one in `folder`, which begins as an empty folder.
+
+    Settings of the user, such as helpers for passwords, count. From a shallow clone it becomes one, too. Raises
+    GitError, and CodeArchiveError without git.
+    """
+    depth = "--unshallow" if (folder / ".git" / "shallow").exists() else "--update-shallow"
+    options = ("--quiet", "--force", "--prune", "--no-tags", "--no-write-fetch-head", depth, "--end-of-options")
+    reach = {"GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh", "GIT_DIR": str(folder / ".git")}
+    for arguments in (("init", "--quiet"), ("fetch", *options, url, *refspecs)):
+        status, _output, errors = _run(_command(folder, arguments, reach), folder, b"", limit_s=_FETCH_S)
+        if status:
+            raise _error(folder, errors.decode(errors="replace"))
+
+
+def _command(
+    folder: Path, arguments: Iterable[str], variables: dict[str, str], settings: Iterable[str] = ()
+) -> list[str]:
+    return [
+        *("env", *(part for name in _OF_A_HOOK for part in ("-u", name))),
+        *(f"{name}={value}" for name, value in {**_ALWAYS, **variables}.items()),
+        *("git", *(part for setting in (*_SETTINGS, *settings) for part in ("-c", setting))),
+        *("-C", str(folder), *arguments),
+    ]
+
+
+def _run(command: list[str], folder: Path, stdin: bytes, *, limit_s: float = _GIT_S) -> tuple[int, bytes, bytes]:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as process:
         try:
-            output, errors = process.communicate(stdin, timeout=_GIT_S)
+            output, errors = process.communicate(stdin, timeout=limit_s)
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)  # filters, too, which hold the pipes
             if isinstance(error, subprocess.TimeoutExpired):
-                raise CodeArchiveError(f"git did not read {str(folder)!r} within {_GIT_S:.0f} s") from error
+                raise CodeArchiveError(f"git did not read {str(folder)!r} within {limit_s:.0f} s") from error
             raise
     return process.returncode, output, errors
 

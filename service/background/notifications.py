@@ -1,7 +1,8 @@
 """Notices to owners: a signed webhook, a text for a chat service, or an e-mail.
 
 Each goes only to a host that the operator allows (ABLATE_NOTIFY_HOSTS), by the rules of webhooks: no redirect is
-followed, an answer is read up to a limit, and the whole exchange has ten seconds.
+followed, an answer is read up to a limit, and the whole exchange has ten seconds. The library apprise cannot keep these
+rules: its addresses choose host and redirects, and its time limits count from byte to byte. So only commands use it.
 """
 
 import smtplib

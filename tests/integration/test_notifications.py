@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select, update
 
+from ablate.experiments.ids import NIGHTLY_LABEL
 from ablate.service.background.notifications import Notifier, mailer_of
 from ablate.service.background.outbox_handlers import OutboxHandlers
 from ablate.service.background.webhooks import key_of, signed_headers
@@ -137,6 +138,18 @@ def test_an_owner_is_told_once_in_every_place_and_nobody_else(api: Api, receiver
     ]
     assert receiver.url not in json.dumps(listed)
     assert len(api.get("/v1/notifications").json()["items"]) == 4, "operators see all"
+
+
+def test_nobody_is_told_of_a_night_which_may_not_be_confirmed(api: Api) -> None:
+    ada = api.token("ada", "submit")
+    placed(api, "ada", "slack", nobody_url())
+    spec = {**SPEC, "labels": {NIGHTLY_LABEL: "a/main"}}
+    api.client.post("/v1/ablations", headers={**ada, "Idempotency-Key": "once"}, json=spec_values(**spec))
+    api.finish(api.register(), **spec)
+    for kind in (OutboxKind.JUDGE, OutboxKind.REPORT):
+        assert OutboxHandlers(api.store).run_due(kind)
+    assert send_all(api, notifier(api)) == 0
+    assert api.client.get("/v1/notifications", headers=ada).json()["items"][0]["waiting"] == 0
 
 
 def test_what_is_not_taken_is_tried_again_and_a_removed_place_gets_nothing(api: Api, receiver: Receiver) -> None:

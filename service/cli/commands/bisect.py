@@ -1,61 +1,16 @@
 """`ablate bisect`: which commit made the difference, by ablations of a few commits at a time."""
 
-import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import BaseModel
 from rich.markup import escape
 
-from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import ExitCode
 from ablate.experiments.reporting import wording
-from ablate.service.cli.follow import run_spec
 from ablate.service.cli.output import StreamOption, err, guarded, out, print_json_line
 
-if TYPE_CHECKING:
-    from ablate.experiments.analysis.verdicts import VariantVerdict
-    from ablate.experiments.records.git_repository import Repository
-    from ablate.service.cli.bisection import Bisection, Shift
-    from ablate.service.schemas.submissions import SpecBody
-
 app = typer.Typer()
-
-_MOST_COMMITS = 512
-_MOST_ROUNDS = 40
-_BAD = "bad"
-"""Variant of the first ablation."""
-
-
-class Found(BaseModel):
-    """The answer, for --json. Commits have their whole names."""
-
-    culprits: list[str]
-    """The most probable commit, or several that cannot be told apart; none if several share the blame."""
-    probability: float | None
-    step_pct: float
-    """Difference of the bad commit from the good one."""
-    shared_at: str | None
-    """A commit between with a part of the difference."""
-    broken: list[str]
-    """Commits that could not be measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _History:
-    """The commits between two, oldest first, that change the folder of code. A merge counts as one."""
-
-    repository: "Repository"
-    good: str
-    commits: tuple[str, ...]
-
-    def named(self, place: int) -> str:
-        """Return the short name and the subject of the commit at a place, from 1."""
-        shown = self.repository.read("log", "-1", "--format=%h %s", self.commits[place - 1])
-        return shown.decode(errors="replace").strip()
 
 
 @app.command()
@@ -77,155 +32,18 @@ def bisect(
     The exit code is 0 if it found the commits; 2 or 3 if good and bad are the same, or no difference is proved;
     3 if several commits share the blame.
     """
-    values = _values_of(spec)
-    history = _history(spec.parent / values["workload"]["code"], good, bad)
+    from ablate.service.cli.bisecting import answer_lines, found, history_of, search, values_of
+
+    values = values_of(spec, "bisect compares commits of its baseline")
+    history = history_of(spec.parent / values["workload"]["code"], good, bad)
     err().print(f"{wording.counted(len(history.commits), 'commit')} between them change the code")
-    bisection = _first(spec, values, history, as_json=as_json)
-    for number in range(1, _MOST_ROUNDS + 1):
-        if bisection.culprits() is not None or bisection.other_level() is not None:
-            break
-        places = bisection.next_places(at_once)
-        if not places:
-            break
-        err().print(f"round {number}: {'; '.join(escape(history.named(place)) for place in places)}", soft_wrap=True)
-        arms = {f"c-{history.commits[place - 1][:12]}": place for place in places}
-        body = _body(spec, values, history, {arm: history.commits[place - 1] for arm, place in arms.items()}, number)
-        for variant in _measured(body, as_json=as_json):
-            difference = _difference(variant)
-            if difference is None:
-                bisection.broken.add(arms[variant.arm])
-            else:
-                bisection.measured.setdefault(arms[variant.arm], []).append(difference)
-    raise typer.Exit(_answer(bisection, history, as_json=as_json))
-
-
-def _values_of(spec: Path) -> dict[str, Any]:
-    """Return the values of the spec without its variants. Raises SpecError."""
-    from ablate.experiments.catalog.files import content_type_of
-    from ablate.experiments.design.load import load_values
-
-    if not spec.is_file():
-        raise SpecError([SpecProblem(pointer="SPEC", detail=f"there is no file {str(spec)!r}")])
-    values = load_values(spec.read_bytes(), content_type_of(spec))
-    workload = values.get("workload")
-    if not isinstance(workload, Mapping) or "command" not in workload or not isinstance(workload.get("code"), str):
-        detail = "bisect compares the commits of a folder of code, and this spec names none"
-        raise SpecError([SpecProblem(pointer="/workload/code", detail=detail, hint="code: FOLDER, beside a command")])
-    if values.pop("variants", None):
-        err().print("[dim]the spec's variants do not run: bisect compares commits of its baseline[/]")
-    return values
-
-
-def _history(folder: Path, good: str, bad: str) -> _History:
-    """Return the commits after `good` up to `bad`. Raises CodeArchiveError, and SpecError for none or too many."""
-    from ablate.experiments.records.git_repository import Repository
-
-    repository = Repository.around(folder)
-    first, last = repository.commit(good), repository.commit(bad)
-    if int(repository.read("rev-list", "--count", first, f"^{last}")):
-        detail = f"{good!r} is not an ancestor of {bad!r}"
-        hint = f"--good $({repository.here} merge-base {good} {bad})"
-        raise SpecError([SpecProblem(pointer="--good", detail=detail, hint=hint)])
-    listed = repository.read(
-        "rev-list", "--reverse", "--first-parent", f"{first}..{last}", "--", repository.prefix or "."
-    )
-    commits = tuple(listed.decode().split())
-    if not commits:
-        detail = f"no commit after {good!r} up to {bad!r} changes the folder {str(folder)!r}"
-        raise SpecError([SpecProblem(pointer="--bad", detail=detail)])
-    if len(commits) > _MOST_COMMITS:
-        detail = f"{len(commits):,} commits change the folder; allowed: {_MOST_COMMITS}"
-        hint = f"measure one between them first: --good {commits[-_MOST_COMMITS - 1][:12]}"
-        raise SpecError([SpecProblem(pointer="--good", detail=detail, hint=hint)])
-    return _History(repository=repository, good=first, commits=commits)
-
-
-def _body(
-    spec: Path, values: Mapping[str, Any], history: _History, variants: Mapping[str, str], number: int
-) -> "SpecBody":
-    """Return the spec of a round, with the code of `good` as baseline and the variants' commits."""
-    from ablate.experiments.design.spec_yaml import spec_yaml
-    from ablate.service.schemas.submissions import SpecBody
-
-    name = f"bisect-{history.good[:8]}-{history.commits[-1][:8]}-{number}"
-    own = {**values, "ablation": name, "variants": {arm: {} for arm in variants}}
-    commits = {"baseline": history.good, **variants}
-    return SpecBody.packed(spec_yaml(own), folder=spec.parent, commits=commits)
-
-
-def _measured(body: "SpecBody", *, as_json: bool) -> "tuple[VariantVerdict, ...]":
-    """Run the ablation, or follow the one of the same content that an ended bisection left; return its answers."""
-    key = f"bisect-{hashlib.sha256(body.content).hexdigest()[:32]}"
-    return run_spec(body, idempotency_key=key, as_json=as_json)[1].variants
-
-
-def _first(spec: Path, values: Mapping[str, Any], history: _History, *, as_json: bool) -> "Bisection":
-    """Measure the bad commit. Exits unless a difference is proved."""
-    from ablate.experiments.outcomes import VerdictWord
-    from ablate.service.cli.bisection import Bisection
-    from ablate.service.cli.verdicts import exit_code
-
-    variants = _measured(_body(spec, values, history, {_BAD: history.commits[-1]}, 0), as_json=as_json)
-    [variant] = variants
-    step = _difference(variant)
-    if step is None or variant.measured not in (VerdictWord.WORSE, VerdictWord.BETTER):
-        err().print(f"nothing to bisect: no difference of the bad commit from the good one is proved. {variant.reason}")
-        code = exit_code(variants, None)
-        raise typer.Exit(code if code > ExitCode.REJECT else ExitCode.INCONCLUSIVE)
-    return Bisection(last=len(history.commits), step=step)
-
-
-def _difference(variant: "VariantVerdict") -> "Shift | None":
-    """Return a commit's difference from the good one in percent; None if the commit cannot be measured."""
-    from ablate.service.cli.bisection import Shift
-
-    if variant.primary is not None:
-        one = variant.primary
-        return Shift(mean=one.delta_pct, se=one.se_pct, df=max(1, one.blocks - 2))
-    pairs = () if variant.exact is None else variant.exact.seeds
-    changes = [pair.change_pct for pair in pairs if pair.change_pct is not None]
-    return Shift(mean=sum(changes) / len(changes), se=0.0, df=1) if len(changes) == len(pairs) > 0 else None
-
-
-def _answer(bisection: "Bisection", history: _History, *, as_json: bool) -> ExitCode:
-    """Print what the measurements say, and return the exit code."""
-    other = bisection.other_level()
-    culprits = bisection.culprits() if other is None else None
-    places, probability = culprits or max(bisection.groups(), key=lambda group: group[1])
+    bisection = search(spec.parent, values, history, at_once=at_once, as_json=as_json)
     if as_json:
-        print_json_line(
-            bisection=Found(
-                culprits=[] if other else [history.commits[place - 1] for place in places],
-                probability=None if other else probability,
-                step_pct=bisection.step.mean,
-                shared_at=history.commits[other.place - 1] if other else None,
-                broken=[history.commits[place - 1] for place in sorted(bisection.broken)],
-            )
-        )
-    elif other is not None:
-        _print_shared(other.place, other.share, history)
+        print_json_line(bisection=found(bisection, history))
     else:
-        _print_culprits(places, probability, bisection, history)
-    return ExitCode.INCONCLUSIVE if culprits is None else ExitCode.DONE
-
-
-def _print_shared(place: int, share: float, history: _History) -> None:
-    middle = history.commits[place - 1][:12]
-    out().print(f"several commits share the blame: {escape(history.named(place))} has {100 * share:.0f} % of the step")
-    out().print(f"  before it  ablate bisect SPEC --good {history.good[:12]} --bad {middle}")
-    out().print(f"  after it   ablate bisect SPEC --good {middle} --bad {history.commits[-1][:12]}")
-
-
-def _print_culprits(places: Sequence[int], probability: float, bisection: "Bisection", history: _History) -> None:
-    console = out()
-    much = f"{bisection.step.mean:+.2f} %, with a probability of {100 * probability:.1f} %"
-    if len(places) == 1:
-        console.print(f"[bold]{escape(history.named(places[0]))}[/] made the difference of {much}")
-    else:
-        console.print(f"one of {wording.counted(len(places), 'commit')} made the difference of {much}:")
-        for place in places:
-            note = "" if place not in bisection.broken else "  (did not measure)"
-            console.print(f"  {escape(history.named(place))}{note}")
-    before = history.good if places[0] == 1 else history.commits[places[0] - 2]
-    culprit = history.commits[places[-1] - 1]
-    console.print(f"  confirm  ablate bisect SPEC --good {before[:12]} --bad {culprit[:12]}")
+        first, *others = answer_lines(bisection, history)
+        out().print(f"[bold]{escape(first)}[/]")
+        for line in others:
+            out().print(escape(line))
+    is_found = bisection.other_level() is None and bisection.culprits() is not None
+    raise typer.Exit(ExitCode.DONE if is_found else ExitCode.INCONCLUSIVE)

@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
-from ablate.experiments.ids import new_id
+from ablate.experiments.ids import NIGHTLY_LABEL, new_id
 from ablate.service.errors import Invalid, NotFound
 from ablate.service.lifecycle import OutboxKind
 from ablate.service.store import outbox
-from ablate.service.store.tables import ablations, db_now, notices, notifications, tokens
+from ablate.service.store.tables import ablations, db_now, labels, notices, notifications, tokens
 from ablate.service.store.tables import outbox as outbox_rows
 
 MOST = 10
@@ -57,7 +57,13 @@ def remove(connection: Connection, notification_id: str, token_id: str | None) -
 
 
 def ask(connection: Connection, ablation_id: str) -> None:
-    """Ask for a notice to each notification of the ablation's owner that was not asked for before."""
+    """Ask for a notice to each notification of the ablation's owner that was not asked for before.
+
+    `ablate nightly` itself tells of its ablations, once two of them prove something.
+    """
+    nightly = select(labels.c.key).where(labels.c.ablation_id == ablation_id, labels.c.key == NIGHTLY_LABEL)
+    if connection.scalar(nightly) is not None:
+        return
     asked = select(notices.c.notification_id).where(notices.c.ablation_id == ablation_id)
     wanted = select(notifications.c.id).join(ablations, ablations.c.token_id == notifications.c.token_id)
     wanted = wanted.join(tokens, tokens.c.id == notifications.c.token_id).where(tokens.c.revoked_at.is_(None))

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from ablate.experiments.design.load import load_values
 from ablate.experiments.outcomes import VerdictWord
+from ablate.service.cli import bisecting
 from ablate.service.cli.commands import bisect as command
 
 SPEC = """
@@ -75,7 +76,7 @@ class History:
 
 
 def bisect(history: History, monkeypatch: pytest.MonkeyPatch, *options: str) -> Result:
-    monkeypatch.setattr(command, "run_spec", history.run_spec)
+    monkeypatch.setattr(bisecting, "run_spec", history.run_spec)
     monkeypatch.chdir(history.folder)
     return CliRunner().invoke(command.app, ["spec.yaml", "--good", history.commits[0], *options])
 
