@@ -5,7 +5,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -131,8 +131,10 @@ class Ablations:
         """Return the id of the ablation that `find` returns; a whole id is returned unchanged."""
         return name if _ID.fullmatch(name) else self.find(name).id
 
-    def wait(self, name: str, *, timeout_s: float | None = None) -> AblationPublic:
-        """Wait until an ablation is over and has its verdict, if it gets one; return it.
+    def wait(
+        self, name: str, *, timeout_s: float | None = None, each: Callable[[AblationPublic], object] | None = None
+    ) -> AblationPublic:
+        """Wait until an ablation is over and has its verdict, if it gets one; return it. `each` gets its states so far.
 
         Raises StillRunning after `timeout_s`, and Unreachable when the service stays away for a minute.
         """
@@ -142,6 +144,8 @@ class Ablations:
                 row, answered_at = self.get(ablation_id), time.monotonic()
                 if self._is_judged(row):
                     return row
+                if each is not None:
+                    each(row)
             except Unreachable:
                 if time.monotonic() - answered_at > _WATCH_PATIENCE_S:
                     raise
