@@ -242,13 +242,17 @@ class GitHub(Forge):
 
 
 class GitLab(Forge):
-    """GitLab, in a pipeline of a merge request, or in one of the default branch that a maintainer started."""
+    """GitLab, in a pipeline of a merge request, or in one of the default branch that a maintainer started.
+
+    A status cannot change while it stays in one state, and cannot be skipped once it runs. So it is pending to the end,
+    and the comment shows the place in the queue and the blocks.
+    """
 
     needs = "the scope api and the role Developer: a project access token in the variable GITLAB_TOKEN"
     _update = "PUT"
     _STATES: ClassVar[Mapping[CheckState, str]] = {
         CheckState.QUEUED: "pending",
-        CheckState.RUNNING: "running",
+        CheckState.RUNNING: "pending",
         CheckState.SUCCESS: "success",
         CheckState.FAILURE: "failed",
         CheckState.NEUTRAL: "skipped",  # the only final state that neither passes nor fails a pipeline
@@ -272,6 +276,8 @@ class GitLab(Forge):
     def pull_request(self) -> PullRequest:
         """Return the merge request. Raises ForgeError for a pipeline that a fork's commit started."""
         found = self._get(self._path)
+        if found["diff_refs"] is None:
+            raise ForgeError(f"GitLab has not prepared the changes of !{self._number} yet; run the job again")
         is_fork = found["source_project_id"] != found["target_project_id"]
         if is_fork and not self._is_asked:
             raise ForgeError(
@@ -306,9 +312,16 @@ class GitLab(Forge):
         return str(comment["author"]["username"])
 
     def _report(self, head: str, state: CheckState, title: str, _text: str, url: str | None) -> None:
+        if self._STATES[state] == "pending" and url is not None:
+            self._write_comment(f"{MARK}\nAblate measures commit {head}: [{title}]({url})")
+            return
         body = {"state": self._STATES[state], "name": CHECK, "description": shorten(title, _MOST_OF_GITLAB)}
         body |= {"target_url": url} if url is not None and len(url) <= _MOST_OF_GITLAB else {}
-        self._call("POST", f"/projects/{self._project}/statuses/{head}", json={**body, **self._place})
+        try:
+            self._call("POST", f"/projects/{self._project}/statuses/{head}", json={**body, **self._place})
+        except ForgeError as error:
+            if "Cannot transition status via :enqueue" not in str(error):  # a job that was killed left it pending
+                raise
 
 
 def forge_of_this_job(*, merge_request: str, words: str) -> Forge:
