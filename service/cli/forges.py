@@ -80,6 +80,10 @@ class Forge(ABC):
         self._login = ""
         """Who writes our comment."""
 
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
     @abstractmethod
     def pull_request(self) -> PullRequest:
         """Return the pull request that this job is about. Raises ForgeError if it may not be measured."""

@@ -153,20 +153,24 @@ class FakeGitHub(FakeForge):
             return (404, {"message": "Not Found"}), {}
         if "check-runs" in name:
             return self.check(int(values.get("check_run_id", 0)), body), {}
-        if name == "/pulls/{pull_number}":
-            someone = {"id": 1, "login": "ada"}
-            head = {"repo": {"id": 2 if self.is_fork else 1}, "sha": self.head, "user": someone}
-            base = {"repo": {"id": 1}, "sha": self.base, "user": someone}
-            return (200, {"id": 70, "user": someone, "body": None, "head": head, "base": base}), {}
+        if "comments" in name:
+            return self.comment(method, values, query, body)
+        someone = {"id": 1, "login": values.get("username", "ada")}
         if name.endswith("/permission"):
-            permission = self.permissions.get(values["username"], "none")
-            return (200, {"permission": permission, "user": {"id": 1, "login": values["username"]}}), {}
-        if method == "PATCH":
-            return self.change_comment(int(values["comment_id"]), body["body"]), {}
+            return (200, {"permission": self.permissions.get(someone["login"], "none"), "user": someone}), {}
+        head = {"repo": {"id": 2 if self.is_fork else 1}, "sha": self.head, "user": someone}
+        base = {"repo": {"id": 1}, "sha": self.base, "user": someone}
+        return (200, {"id": 70, "user": someone, "body": None, "head": head, "base": base}), {}
+
+    def comment(
+        self, method: str, values: dict[str, str], query: dict[str, str], body: Any
+    ) -> tuple[Answer, dict[str, str]]:
         if method == "GET":
             return self.page(self.comments, query, 30)
         if len(body["body"]) > 65_536:
             return (422, {"message": "body is too long"}), {}
+        if method == "PATCH":
+            return self.change_comment(int(values["comment_id"]), body["body"]), {}
         self.say(self.me, body["body"])
         return (201, self.shown(self.comments[-1])), {}
 
@@ -232,15 +236,20 @@ class FakeGitLab(FakeForge):
             return (404, {"message": "404 Project Not Found"}), {}
         if "statuses" in name:
             return self.status(values["sha"], body), {}
-        if name.endswith("{merge_request_iid}"):
-            refs = {"base_sha": self.base, "head_sha": self.head, "start_sha": self.base}
-            branches = {"source_branch": "faster", "target_branch": "main"}
-            projects = {"source_project_id": 4 if self.is_fork else 3, "target_project_id": 3}
-            return (200, {"iid": NUMBER, "sha": self.head, **branches, **projects, "diff_refs": refs}), {}
-        if method == "PUT":
-            return self.change_comment(int(values["note_id"]), body["body"]), {}
+        if "notes" in name:
+            return self.note(method, values, query, body)
+        refs = {"base_sha": self.base, "head_sha": self.head, "start_sha": self.base}
+        branches = {"source_branch": "faster", "target_branch": "main"}
+        projects = {"source_project_id": 4 if self.is_fork else 3, "target_project_id": 3}
+        return (200, {"iid": NUMBER, "sha": self.head, **branches, **projects, "diff_refs": refs}), {}
+
+    def note(
+        self, method: str, values: dict[str, str], query: dict[str, str], body: Any
+    ) -> tuple[Answer, dict[str, str]]:
         if method == "GET":
             return self.page(self.comments[::-1], query, 20)
+        if method == "PUT":
+            return self.change_comment(int(values["note_id"]), body["body"]), {}
         self.say(self.me, body["body"])
         return (201, self.shown(self.comments[-1])), {}
 

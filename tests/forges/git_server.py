@@ -30,7 +30,7 @@ class Hosted:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         git(self.person, "add", "--all")
-        git(self.person, *_PERSON, "commit", "-qm", subject)
+        git(self.person, *_PERSON, "commit", "--allow-empty", "-qm", subject)
         return git(self.person, "rev-parse", "HEAD")
 
     def merge(self, branch: str) -> str:

@@ -31,7 +31,11 @@ VALUES: dict[str, Any] = {
     "verdict": {"primary": {"metric": "loss_final", "margin": "0%"}},
 }
 """A spec without variants, decided by the loss, which has no noise."""
-NOISY = {**VALUES, "verdict": {"primary": {"metric": "tokens_per_s", "margin": "2%"}}}
+NOISY = {
+    **VALUES,
+    "design": {"seeds": [1], "blocks": {"count": 6}},
+    "verdict": {"primary": {"metric": "tokens_per_s", "margin": "2%"}},
+}
 """A spec that no node decides without a calibration."""
 
 

@@ -5,7 +5,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -65,9 +65,7 @@ def pull_request(
     It keeps a check and one comment up to date. The spec is that of the target branch. The exit code is 0 once a
     verdict is reported, whatever it says.
     """
-    forge = forge_of_this_job(merge_request=merge_request, words=arguments)
-    pull = forge.pull_request()
-    with _told(forge, pull):
+    with closing(forge_of_this_job(merge_request=merge_request, words=arguments)) as forge, _told(forge) as pull:
         forge.report(pull.head, CheckState.QUEUED, "reads the request", patience_s=_PATIENCE_S)
         body = _body(Path(os.path.normpath(spec)), pull, _wishes(pull))
         print_packed(body)
@@ -76,10 +74,11 @@ def pull_request(
 
 
 @contextmanager
-def _told(forge: Forge, pull: PullRequest) -> Iterator[None]:
-    """Report errors to the forge, too, and that this job was ended."""
+def _told(forge: Forge) -> Iterator[PullRequest]:
+    """Give the pull request, if it may be measured. Report errors to the forge, too, and that this job was ended."""
+    pull = forge.pull_request()
     try:
-        yield
+        yield pull
     except ForgeError:
         raise  # the forge itself
     except (ClientError, ExperimentError, ServiceError, OSError) as error:
