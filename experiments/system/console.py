@@ -157,7 +157,10 @@ def _silence_output() -> ExitCode:
 GROUP = "ablate.commands"
 
 PANELS: Mapping[str, tuple[str, ...]] = {
-    "Ask": ("ask", "demo", "init", "check", "plan", "run", "sessions", "try", "bisect", "pull-request", "aa", "cancel", "catalog"),
+    "Ask": (
+        *("ask", "demo", "init", "check", "plan", "run", "sessions", "try", "bisect", "pull-request", "aa", "cancel"),
+        "catalog",
+    ),
     "See": ("list", "show", "watch", "verdict", "log", "history", "open"),
     "Share": ("report", "share"),
     "Run a service": ("up", "down", "status", "worker", "nodes", "fleet", "admin"),

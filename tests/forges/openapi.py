@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from jsonschema import Draft202012Validator
+import jsonschema_rs
 
 
 @dataclass(frozen=True)
@@ -103,5 +103,6 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
 
 def _problems(value: Any, schema: Any, name: str) -> list[str]:
     return [
-        f"{name}{error.json_path[1:]}: {error.message}" for error in Draft202012Validator(schema).iter_errors(value)
+        f"{'/'.join(map(str, [name, *error.instance_path]))}: {error.message}"
+        for error in jsonschema_rs.Draft202012Validator(schema).iter_errors(value)
     ]

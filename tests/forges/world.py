@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.api_stack import Api
-from tests.cli import Done, ablate, speaking_to
+from tests.cli import Done, ablate
 from tests.forges.fakes import FakeForge, FakeGitHub, FakeGitLab, serving
 from tests.forges.git_server import Hosted, git_server
 from tests.repositories import git
@@ -108,7 +108,7 @@ class World:
 
 
 @contextmanager
-def world(kind: str, folder: Path, api: Api, patch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(kind: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[World]:
     """Make history: main m0 - m1 - m2, the pull request m0 - p1 - merge of m1 - p2, so that m1 is the merge base."""
     with git_server(folder / "git") as hosted:
         hosted.commit("m0", {SPEC: yaml.safe_dump(VALUES), "training/train.py": "print(0)\n"})
@@ -124,7 +124,7 @@ def world(kind: str, folder: Path, api: Api, patch: pytest.MonkeyPatch) -> Itera
         hosted.push(base, "refs/heads/main")
         git(person, "checkout", "-q", "faster")
         forge = FORGES[kind](head="", base=base)
-        with serving(forge), speaking_to(api, patch):
+        with serving(forge):
             made = World(forge, hosted, hosted.checkout(folder / "job", "main"), folder, start, patch)
             made.push(f"print({folder.name!r})\n")
             yield made

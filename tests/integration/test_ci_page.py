@@ -17,7 +17,7 @@ import yaml
 from tests.answering import LESS_MEMORY, answering
 from tests.api_stack import ADMIN, Api, api_fixture, served_api
 from tests.architecture.pages import ROOT
-from tests.cli import PROGRAM, environment
+from tests.cli import PROGRAM, environment, speaking_to
 from tests.forges.fakes import TOKEN, FakeGitLab
 from tests.forges.world import World, labels_of, world
 
@@ -51,14 +51,14 @@ def quick_spec() -> dict[str, Any]:
 
 @pytest.fixture
 def github(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with world("github", tmp_path, api, monkeypatch) as made:
+    with speaking_to(api, monkeypatch), world("github", tmp_path, monkeypatch) as made:
         made.set_spec(quick_spec())
         yield made
 
 
 @pytest.fixture
 def gitlab(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with world("gitlab", tmp_path, api, monkeypatch) as made:
+    with speaking_to(api, monkeypatch), world("gitlab", tmp_path, monkeypatch) as made:
         made.set_spec(quick_spec())
         yield made
 

@@ -14,6 +14,7 @@ from ablate.service.cli.commands import pull_request as command
 from ablate.service.cli.forges import PullRequest
 from tests.answering import answering
 from tests.api_stack import Api, api_fixture, served_api
+from tests.cli import speaking_to
 from tests.forges.fakes import FakeGitHub, FakeGitLab
 from tests.forges.world import FORGES, SPEC, VALUES, World, labels_of, world
 from tests.repositories import git
@@ -23,13 +24,13 @@ api = api_fixture(served_api, kinds=["sqlite"], scope="module")
 
 @pytest.fixture(params=FORGES)
 def lab(request: pytest.FixtureRequest, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with world(request.param, tmp_path, api, monkeypatch) as made:
+    with speaking_to(api, monkeypatch), world(request.param, tmp_path, monkeypatch) as made:
         yield made
 
 
 @pytest.fixture
 def github(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with world("github", tmp_path, api, monkeypatch) as made:
+    with speaking_to(api, monkeypatch), world("github", tmp_path, monkeypatch) as made:
         yield made
 
 
@@ -212,7 +213,7 @@ _LETTERS = string.ascii_letters + string.digits + "_-"
 
 
 def test_a_pipeline_of_a_fork_has_no_token_and_says_so(api: Api, tmp_path: Path, monkeypatch: Any) -> None:
-    with world("gitlab", tmp_path, api, monkeypatch) as lab:
+    with speaking_to(api, monkeypatch), world("gitlab", tmp_path, monkeypatch) as lab:
         assert isinstance(lab.forge, FakeGitLab)
         done = lab.run({**lab.forge.pipeline(), "GITLAB_TOKEN": ""})
         assert done.code == 5
