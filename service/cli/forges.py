@@ -29,6 +29,8 @@ CHECK = "ablate"
 CALL = "/ablate"
 """Begins a comment that asks for a measurement."""
 _PAUSE_S = 2.0
+_LOOK_S = 60.0
+"""How long a question waits for a busy forge."""
 _WRITERS = ("admin", "write")
 """Permissions of GitHub that include pushing. `maintain` is shown as write."""
 _ASSOCIATIONS = ("OWNER", "MEMBER", "COLLABORATOR")
@@ -74,11 +76,17 @@ class Forge(ABC):
     """What the token must be allowed to do."""
     _update: ClassVar[str]
     """Method that changes a comment."""
+    _path: str
+    """Of the pull request."""
+    _comments: str
+    """Path of its comments."""
+    _comment: str
+    """Path above a single one."""
+    _login = ""
+    """Who writes our comment."""
 
     def __init__(self, url: str, token: str) -> None:
         self._http = http_client(url, token=token)
-        self._login = ""
-        """Who writes our comment."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -89,19 +97,12 @@ class Forge(ABC):
         """Return the pull request that this job is about. Raises ForgeError if it may not be measured."""
 
     @abstractmethod
-    def current_head(self) -> str:
-        """Return the newest commit of the pull request."""
-
-    @abstractmethod
     def _report(self, head: str, state: CheckState, title: str, text: str, url: str | None) -> None: ...
 
-    @property
-    @abstractmethod
-    def _comments(self) -> tuple[str, str]:
-        """Paths of the comments, and of the folder of a comment."""
-
-    @abstractmethod
-    def _author(self, comment: Mapping[str, Any]) -> str: ...
+    def current_head(self) -> str:
+        """Return the newest commit of the pull request."""
+        found = self._get(self._path)
+        return str(found.get("head", found)["sha"])
 
     def report(
         self, head: str, state: CheckState, title: str, *, text: str = "", url: str | None = None, patience_s: float
@@ -115,31 +116,32 @@ class Forge(ABC):
 
     def _write_comment(self, body: str) -> None:
         """Look for our comment again each time: people delete and edit comments, and a lost answer leaves one."""
-        every, folder = self._comments
-        own = next((one for one in self._pages(every) if self._is_own(one)), None)
+        own = next((one for one in self._every_comment() if self._is_own(one)), None)
         if own is not None:
             try:
-                self._call(self._update, f"{folder}/{own['id']}", json={"body": body})
+                self._call(self._update, f"{self._comment}/{own['id']}", json={"body": body})
             except ForgeError as error:
                 if error.answered not in (httpx.codes.NOT_FOUND, httpx.codes.GONE):
                     raise
             else:
                 return
-        self._call("POST", every, json={"body": body})
+        self._call("POST", self._comments, json={"body": body})
 
     def _is_own(self, comment: Mapping[str, Any]) -> bool:
-        return (comment.get("body") or "").startswith(MARK) and self._author(comment) == self._login
+        author = comment.get("user") or comment.get("author") or {}  # a deleted account is none
+        who = author.get("login") or author.get("username")
+        return (comment.get("body") or "").startswith(MARK) and who == self._login
 
-    def _pages(self, path: str) -> Iterator[dict[str, Any]]:
-        """Yield the items of all pages. The number goes on, so the token never follows an address in an answer."""
+    def _every_comment(self) -> Iterator[dict[str, Any]]:
+        """Yield all pages. Their numbers go on, so the token never follows an address in an answer."""
         page, answer = 1, None
         while answer is None or "next" in answer.links:
-            answer = self._call("GET", path, params={"per_page": 100, "page": page})
+            answer = self._call("GET", self._comments, params={"per_page": 100, "page": page})
             yield from answer.json()
             page += 1
 
     def _get(self, path: str) -> dict[str, Any]:
-        return self._patiently(lambda: dict(self._call("GET", path).json()), 60.0)
+        return self._patiently(lambda: dict(self._call("GET", path).json()), _LOOK_S)
 
     def _patiently(self, action: Callable[[], _Result], patience_s: float) -> _Result:
         until = time.monotonic() + patience_s
@@ -177,17 +179,20 @@ class GitHub(Forge):
     def __init__(self, variables: Mapping[str, str]) -> None:
         super().__init__(_given(variables, "GITHUB_API_URL"), _given(variables, "GITHUB_TOKEN"))
         self._http.headers.update({"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"})
-        self._repository = _given(variables, "GITHUB_REPOSITORY")
+        self._name = _given(variables, "GITHUB_REPOSITORY")
         self._event: dict[str, Any] = json.loads(Path(_given(variables, "GITHUB_EVENT_PATH")).read_bytes())
         about = self._event.get("pull_request") or self._event.get("issue")
         if about is None:
             raise ForgeError("this job is about no pull request; allowed: pull_request_target and issue_comment")
-        self._number = int(about["number"])
-        self._check: int | None = None
+        self._number, self._check = int(about["number"]), 0
+        self._above = f"/repos/{self._name}"
+        self._path = f"{self._above}/pulls/{self._number}"
+        self._comment = f"{self._above}/issues/comments"
+        self._comments = f"{self._above}/issues/{self._number}/comments"
 
     def pull_request(self) -> PullRequest:
         """Return the pull request. Raises ForgeError if a fork was not approved, or by somebody who may not."""
-        comment, pull = self._event.get("comment"), self._pull()
+        comment, pull = self._event.get("comment"), self._get(self._path)
         if comment is not None:
             self._check_author(comment)
         source, target = pull["head"]["repo"], pull["base"]["repo"]  # a deleted fork has none
@@ -198,7 +203,7 @@ class GitHub(Forge):
                 f"approves a commit by the comment `{CALL} COMMIT`, with its whole name"
             )
         return PullRequest(
-            name=f"{self._repository}#{self._number}",
+            name=f"{self._name}#{self._number}",
             head=pull["head"]["sha"] if comment is not None else self._event["pull_request"]["head"]["sha"],
             base=pull["base"]["sha"],
             is_fork=is_fork,
@@ -206,43 +211,27 @@ class GitHub(Forge):
             asked_by="" if comment is None else f"comment {comment['id']}",
         )
 
-    def current_head(self) -> str:
-        """Return the newest commit of the pull request."""
-        return str(self._pull()["head"]["sha"])
-
-    def _pull(self) -> dict[str, Any]:
-        return self._get(f"{self._path}/pulls/{self._number}")
-
     def _check_author(self, comment: Mapping[str, Any]) -> None:
         """Raise ForgeError unless the author may push: only a new comment counts, because others edit old ones."""
         login, association = comment["user"]["login"], comment["author_association"]
         refusal = f"{login} may not start a measurement here; it takes write access"
         if self._event["action"] != "created" or association not in _ASSOCIATIONS:
             raise ForgeError(refusal)
-        if self._get(f"{self._path}/collaborators/{quote(login, safe='')}/permission")["permission"] not in _WRITERS:
+        if self._get(f"{self._above}/collaborators/{quote(login, safe='')}/permission")["permission"] not in _WRITERS:
             raise ForgeError(refusal)
-
-    @property
-    def _path(self) -> str:
-        return f"/repos/{self._repository}"
-
-    @property
-    def _comments(self) -> tuple[str, str]:
-        return f"{self._path}/issues/{self._number}/comments", f"{self._path}/issues/comments"
-
-    def _author(self, comment: Mapping[str, Any]) -> str:
-        return str((comment["user"] or {}).get("login"))  # a deleted account has none
 
     def _report(self, head: str, state: CheckState, title: str, text: str, url: str | None) -> None:
         running = {CheckState.QUEUED: "queued", CheckState.RUNNING: "in_progress"}
         body: dict[str, Any] = {"output": {"title": title, "summary": text}}
         body |= {"status": running[state]} if state in running else {"status": "completed", "conclusion": state.value}
         body |= {} if url is None else {"details_url": url}
-        if self._check is None:
-            made = self._call("POST", f"{self._path}/check-runs", json={"name": CHECK, "head_sha": head, **body}).json()
+        if not self._check:
+            made = self._call(
+                "POST", f"{self._above}/check-runs", json={"name": CHECK, "head_sha": head, **body}
+            ).json()
             self._check, self._login = made["id"], f"{(made['app'] or {}).get('slug', 'github-actions')}[bot]"
         else:
-            self._call("PATCH", f"{self._path}/check-runs/{self._check}", json=body)
+            self._call("PATCH", f"{self._above}/check-runs/{self._check}", json=body)
 
 
 class GitLab(Forge):
@@ -273,6 +262,8 @@ class GitLab(Forge):
         if not number.isdecimal():
             raise ForgeError(f"--merge-request is {number!r}; allowed: the number behind the '!'")
         self._number, self._words = int(number), words
+        self._path = f"/projects/{self._project}/merge_requests/{self._number}"
+        self._comments = self._comment = f"{self._path}/notes"
         self._own_head = variables.get("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA") or variables.get("CI_COMMIT_SHA", "")
         self._place: dict[str, Any] = {"pipeline_id": self._pipeline}
         """Where the status stands: in this pipeline, or at the branch whose commit it is about."""
@@ -299,21 +290,6 @@ class GitLab(Forge):
             words=self._words if self._is_asked else None,
             asked_by=f"pipeline {self._pipeline}" if self._is_asked else "",
         )
-
-    def current_head(self) -> str:
-        """Return the newest commit of the merge request."""
-        return str(self._get(self._path)["sha"])
-
-    @property
-    def _path(self) -> str:
-        return f"/projects/{self._project}/merge_requests/{self._number}"
-
-    @property
-    def _comments(self) -> tuple[str, str]:
-        return f"{self._path}/notes", f"{self._path}/notes"
-
-    def _author(self, comment: Mapping[str, Any]) -> str:
-        return str(comment["author"]["username"])
 
     def _report(self, head: str, state: CheckState, title: str, _text: str, url: str | None) -> None:
         if self._STATES[state] == "pending" and url is not None:

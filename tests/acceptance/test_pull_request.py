@@ -1,49 +1,32 @@
 """`ablate pull-request` for real, for each forge: a planted change, a git server, a stack that measures it."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.acceptance.test_stack import Home
-from tests.forges.world import SPEC, VALUES, world
+from tests.forges.world import SPEC, world
+from tests.programs import LOOP
 from tests.repositories import git
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-VALUED: dict[str, Any] = {
-    **VALUES,
-    "workload": {
-        "command": ["python", "train.py", "{seed}"],
-        "code": "../training",
-        "metrics": {"val": {"better": "lower", "line": "val {}"}},
-    },
-    "design": {"seeds": 6, "blocks": {"count": 6}},
-    "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
-    "verdict": {"primary": {"metric": "val", "margin": "0.5%"}},
-}
-PROGRAM = """
-import random, sys
-print("val", {factor} * (3.0 + random.Random({salt} + int(sys.argv[1])).gauss(0, 0.01)))
-"""
-
 
 @pytest.mark.parametrize(
-    ("kind", "factor", "state"),
+    ("kind", "loss", "state"),
     [("github", 1.03, "failure"), ("github", 0.97, "success"), ("gitlab", 1.03, "failed"), ("gitlab", 0.97, "success")],
 )
 def test_an_approved_commit_of_a_fork_gets_the_verdict_that_was_planted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, factor: float, state: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, loss: float, state: str
 ) -> None:
     home = Home(tmp_path / "home")
     with world(kind, tmp_path, monkeypatch) as lab:
         git(lab.hosted.person, "checkout", "-q", "main")
-        lab.forge.base = lab.hosted.commit("Train", {"training/train.py": PROGRAM.format(factor=1, salt=0)})
+        lab.forge.base = lab.hosted.commit("Train", {"training/train.py": LOOP})
         lab.hosted.push(lab.forge.base, "refs/heads/main")
         git(lab.hosted.person, "checkout", "-q", "-B", "faster", "main")
-        lab.set_spec(VALUED)
         lab.forge.is_fork = True
-        head = lab.push(PROGRAM.format(factor=factor, salt=1000), from_fork=True)
+        head = lab.push(LOOP.replace("loss=1.0", f"loss={loss}"), from_fork=True)
         git(lab.job, "pull", "-q")
         home.current = lab.job
         variables = lab.asked(head)
@@ -55,6 +38,6 @@ def test_an_approved_commit_of_a_fork_gets_the_verdict_that_was_planted(
         finally:
             home.run("down")
         assert done.returncode == 0, done.stderr + done.stdout
-        assert lab.ends == [state]
+        assert lab.ends == [state], lab.comment
         assert {commit for commit, _state, _title in lab.forge.states} == {head}
         assert f"`pull-request` is commit {head[:12]}" in lab.comment
