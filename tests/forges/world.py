@@ -26,11 +26,12 @@ VALUES: dict[str, Any] = {
         "code": "../training",
         "steps": {"warmup": 1, "timed": 3},
     },
+    "variants": {"pull-request": {"code": "../training"}},
     "design": {"seeds": [1], "blocks": {"count": 2}},
     "placement": {"node_class": "cpu"},
     "verdict": {"primary": {"metric": "loss_final", "margin": "0%"}},
 }
-"""A spec without variants, decided by the loss, which has no noise."""
+"""A spec that is decided by the loss, which has no noise."""
 NOISY = {
     **VALUES,
     "design": {"seeds": [1], "blocks": {"count": 6}},

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 _LABEL = "pull-request"
-"""Label with the name of the pull request, and the variant of a spec that has none."""
+"""Label with the name of the pull request."""
 _UPDATE_S = 60.0
 """Least time between two reports of one state: GitHub takes 1,000 requests of a repository in an hour."""
 _PATIENCE_S = 600.0
@@ -193,7 +193,6 @@ def _body(path: Path, pull: PullRequest, wishes: Mapping[str, str]) -> "SpecBody
 
 def _changed(values: dict[str, Any], pull: PullRequest, wishes: Mapping[str, str]) -> dict[str, Any]:
     """Return a spec's values as `/ablate` wishes. Its evaluation is the target branch's, too. Raises SpecError."""
-    values = {**values, "variants": values.get("variants") or {_LABEL: {}}}
     for name in ("workload", "variants", "design", "labels"):
         values[name] = values.get(name) or {}
         if not isinstance(values[name], dict):
