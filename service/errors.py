@@ -50,6 +50,24 @@ class FleetError(ServiceError):
     """The cluster cannot run these workers."""
 
 
+class ForgeError(ServiceError):
+    """GitHub or GitLab rejected a request, or this job may not measure the pull request."""
+
+    def __init__(self, message: str, *, answered: int | None = None) -> None:
+        super().__init__(message)
+        self.answered = answered
+        """Status of its answer."""
+
+
+class ForgeBusy(ForgeError):
+    """GitHub or GitLab does not answer now, or wants fewer requests."""
+
+    def __init__(self, message: str, *, pause_s: float) -> None:
+        super().__init__(message)
+        self.pause_s = pause_s
+        """After this time it may answer."""
+
+
 class PartFailed(StackError):
     """A part of the stack ended or did not answer in time during the start."""
 

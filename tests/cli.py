@@ -48,8 +48,8 @@ def speaking_to(api: Api, patch: pytest.MonkeyPatch) -> Iterator[None]:
     get_client_settings.cache_clear()
 
 
-def start(api: Api, *words: object, **more: str) -> "subprocess.Popen[str]":
+def start(api: Api, *words: object, cwd: Path | None = None, **more: str) -> "subprocess.Popen[str]":
     """Start a command as a process of its own, which Ctrl-C reaches: tests that run in the background ignore it."""
     pipe = subprocess.PIPE
     command = ["env", "--default-signal=INT", str(PROGRAM), *map(str, words)]
-    return subprocess.Popen(command, env=environment(api, **more), stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(command, env=environment(api, **more), cwd=cwd, stdout=pipe, stderr=pipe, text=True)

@@ -163,19 +163,8 @@ GROUP = "ablate.commands"
 
 PANELS: Mapping[str, tuple[str, ...]] = {
     "Ask": (
-        "ask",
-        "demo",
-        "init",
-        "check",
-        "plan",
-        "run",
-        "sessions",
-        "try",
-        "bisect",
-        "nightly",
-        "aa",
-        "cancel",
-        "catalog",
+        *("ask", "demo", "init", "check", "plan", "run", "sessions", "try", "bisect", "nightly", "pull-request", "aa"),
+        *("cancel", "catalog"),
     ),
     "See": ("list", "show", "watch", "verdict", "log", "history", "open"),
     "Share": ("report", "share"),

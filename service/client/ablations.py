@@ -132,21 +132,20 @@ class Ablations:
         return name if _ID.fullmatch(name) else self.find(name).id
 
     def wait(
-        self, name: str, *, timeout_s: float | None = None, each: Callable[[AblationPublic], None] | None = None
+        self, name: str, *, timeout_s: float | None = None, each: Callable[[AblationPublic], object] | None = None
     ) -> AblationPublic:
-        """Wait until an ablation is over and has its verdict, if it gets one; return it.
+        """Wait until an ablation is over and has its verdict, if it gets one; return it. `each` gets its states so far.
 
-        `each` gets every state that is polled. Raises StillRunning after `timeout_s`, and Unreachable when the service
-        stays away for a minute.
+        Raises StillRunning after `timeout_s`, and Unreachable when the service stays away for a minute.
         """
         ablation_id, began, answered_at = self.id_of(name), time.monotonic(), time.monotonic()
         while True:
             try:
                 row, answered_at = self.get(ablation_id), time.monotonic()
-                if each is not None:
-                    each(row)
                 if self._is_judged(row):
                     return row
+                if each is not None:
+                    each(row)
             except Unreachable:
                 if time.monotonic() - answered_at > _WATCH_PATIENCE_S:
                     raise

@@ -13,6 +13,7 @@ MAY_READ_THE_ENVIRONMENT = {
     *("service/settings.py", "service/client/settings.py", "workers/settings.py", "workers/environment_variables.py"),
     "workers/isolation/environment.py",  # what trials inherit, and what is hidden from them
     "experiments/system/http_clients.py",  # variables of curl, OpenSSL and requests, not ours
+    "service/cli/forges.py",  # variables of jobs of GitHub and GitLab, not ours
     "service/cli/slurm.py",  # what the programs of Slurm inherit, and what is hidden from them
     "experiments/system/shell_python.py",  # variables of the shell, which name its Python environment, not ours
     "experiments/in_trial/ablate.py",  # it runs in programs of users, which have no settings of ours

@@ -1,180 +1,233 @@
-"""docs/ci.md, executed: its workflow step by step in a shell as GitHub's, and its notebook, against a real service."""
+"""docs/ci.md, executed: its workflows and action.yml step by step, and its notebook, against a real service."""
 
+import json
 import os
 import re
-import stat
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from ablate.experiments.reporting.terminal.markdown import MAX_CHARS
 from tests.answering import LESS_MEMORY, answering
 from tests.api_stack import ADMIN, Api, api_fixture, served_api
 from tests.architecture.pages import ROOT
-from tests.cli import PROGRAM, environment
-from tests.programs import write_program
+from tests.cli import PROGRAM, environment, speaking_to
+from tests.forges.fakes import TOKEN, FakeGitLab
+from tests.forges.world import World, labels_of, world
 
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 NOT_RUN = {
-    "actions/checkout@v4": "needs GitHub; the folder holds the spec",
+    "actions/checkout@v4": "needs GitHub; the folder is such a checkout",
     "actions/setup-python@v5": "needs GitHub; this Python runs",
-    "actions/upload-artifact@v4": "needs GitHub; the file is looked at",
     "Install": "needs a registry; the program is installed",
 }
-SHELL = ["bash", "-e"]
-"""What GitHub runs a step with when the step names no shell; then the file with its commands."""
-GH = """#!/bin/sh
-echo "$@" > "$COMMENTED"
-while [ $# -gt 0 ]; do [ "$1" = --body-file ] && cp "$2" "$COMMENTED.md"; shift; done
-"""
-"""Stands in for `gh`: keeps what it was asked, and the comment."""
-
+INSTALLING = ("git clone ", "python /tmp/ablate/requirements/install.py ")
+"""Lines of GitLab's script that need a registry."""
 
 api = api_fixture(served_api, kinds=["sqlite"], scope="module")
 
 
-def workflow() -> dict[str, Any]:
+def blocks_of_the_page() -> list[Any]:
+    """Return the YAML of the page: the spec, the workflow of GitHub, the job of GitLab."""
     text = (ROOT / "docs/ci.md").read_text(encoding="utf-8")
-    _, block = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    return dict(yaml.safe_load(block))
+    return [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
 
 
-def spec_of_the_page(**changes: Any) -> dict[str, Any]:
+SPEC_OF_THE_PAGE, WORKFLOW, PIPELINE = blocks_of_the_page()
+
+
+def quick_spec() -> dict[str, Any]:
     """Return the page's spec, decided by the loss, which has no noise."""
-    text = (ROOT / "docs/ci.md").read_text(encoding="utf-8")
-    block, _ = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    spec = dict(yaml.safe_load(block))
-    assert spec["verdict"]["primary"]["metric"] == "tokens_per_s"
+    assert SPEC_OF_THE_PAGE["verdict"]["primary"]["metric"] == "tokens_per_s"
     exact = {"verdict": {"primary": {"metric": "loss_final", "margin": "0%"}}}
-    return {**spec, **exact, "design": {"seeds": [1], "blocks": {"count": 2}}, **changes}
+    return {**SPEC_OF_THE_PAGE, **exact, "design": {"seeds": [1], "blocks": {"count": 2}}}
+
+
+@pytest.fixture
+def github(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with speaking_to(api, monkeypatch), world("github", tmp_path, monkeypatch) as made:
+        made.set_spec(quick_spec())
+        yield made
+
+
+@pytest.fixture
+def gitlab(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    with speaking_to(api, monkeypatch), world("gitlab", tmp_path, monkeypatch) as made:
+        made.set_spec(quick_spec())
+        yield made
 
 
 @dataclass
 class Job:
-    """The job's steps in a folder, with the service that its variables name."""
+    """A job of GitHub's runner: the steps of the workflow, and those of the action below them."""
 
-    folder: Path
-    url: str
-    base: str
-    """The commit from which the pull request started."""
-    commit: str
-    """The newest commit of the pull request."""
+    lab: World
+    variables: dict[str, str]
     ran: dict[str, int] = field(default_factory=dict)
-    """Exit codes of the steps that were run."""
+    """Exit codes by step."""
 
-    def run(self, *, until: str = "") -> "Job":
-        (job,) = workflow()["jobs"].values()
-        variables = {name: self._filled(str(value)) for name, value in job["env"].items()}
+    def run(self, url: str) -> "Job":
+        (job,) = WORKFLOW["jobs"].values()
+        known = {"vars.ABLATE_URL": url, "secrets.ABLATE_TOKEN": ADMIN, "github.token": TOKEN}
         for step in job["steps"]:
-            name = step.get("name") or step["uses"]
-            if name not in NOT_RUN and self._is_due(step):
-                own = {key: self._filled(str(value)) for key, value in step.get("env", {}).items()}
-                self.ran[name] = self._step(self._filled(step["run"]), {**variables, **own})
-            if name == until:
-                break
+            if step["uses"] not in NOT_RUN:
+                assert step["uses"] == "OWNER/ablate@v0.2.0"
+                self._act({name: _filled(str(value), known) for name, value in step["with"].items()}, known)
         return self
 
-    @property
-    def comment(self) -> str:
-        return (self.folder / "commented.md").read_text(encoding="utf-8")
+    def _act(self, inputs: dict[str, str], known: dict[str, str]) -> None:
+        assert inputs.keys() <= ACTION["inputs"].keys()
+        needed = {name for name, one in ACTION["inputs"].items() if one.get("required")}
+        assert needed <= inputs.keys()
+        defaults = {name: one["default"] for name, one in ACTION["inputs"].items() if "default" in one}
+        values = {name: _filled(value, known) for name, value in {**defaults, **inputs}.items()}
+        known = {**known, **{f"inputs.{name}": value for name, value in values.items()}}
+        for step in ACTION["runs"]["steps"]:
+            name = step.get("name") or step["uses"]
+            if name not in NOT_RUN and not any(self.ran.values()):
+                own = {key: _filled(value, known) for key, value in step.get("env", {}).items()}
+                assert "${{" not in step["run"], "an expression in a script is a hole for injected code"
+                self.ran[name] = self._step(step["run"], own)
 
-    def _is_due(self, step: dict[str, Any]) -> bool:
-        condition = step.get("if")
-        assert condition in (None, "${{ !cancelled() }}"), "a condition that this runner does not know"
-        return condition is not None or not any(self.ran.values())
-
-    def _filled(self, text: str) -> str:
-        known = {
-            "vars.ABLATE_URL": self.url,
-            "secrets.ABLATE_TOKEN": ADMIN,
-            "github.token": "a-token-of-github",
-            "github.event.pull_request.number": "7",
-            "github.event.pull_request.base.sha": self.base,
-            "github.event.pull_request.head.sha": self.commit,
-        }
-        return re.sub(r"\$\{\{ ([\w.]+) \}\}", lambda match: known[match[1]], text)
-
-    def _step(self, commands: str, variables: dict[str, str]) -> int:
-        script, handed = self.folder / "step.sh", self.folder / "github_env"
+    def _step(self, commands: str, own: dict[str, str]) -> int:
+        script, program = self.lab.folder / "step.sh", self.lab.folder / "ablate/bin/ablate"
         script.write_text(commands, encoding="utf-8")
-        earlier = handed.read_text().splitlines() if handed.exists() else []
-        given = {
-            **os.environ,
-            **variables,
-            **dict(line.split("=", 1) for line in earlier),
-            "PATH": f"{self.folder}:{PROGRAM.parent}:{os.environ['PATH']}",
-            "GITHUB_ENV": str(handed),
-            "GITHUB_STEP_SUMMARY": str(self.folder / "summary.md"),
-            "COMMENTED": str(self.folder / "commented"),
-        }
-        done = subprocess.run([*SHELL, script], cwd=self.folder, env=given, capture_output=True, text=True, check=False)
-        (self.folder / "said.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.unlink(missing_ok=True)
+        program.symlink_to(PROGRAM)
+        variables = {**os.environ, **self.variables, "RUNNER_TEMP": str(self.lab.folder), **own}
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", script],
+            cwd=self.lab.job,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        (self.lab.folder / "output.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
         return done.returncode
 
 
-def committed(folder: Path, source: str) -> str:
-    """Commit a program into the repository of a folder; return the commit."""
-    write_program(folder / "training", source)
-    git = ("git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b")
-    for command in (("init", "-q"), ("add", "training"), ("commit", "-qm", "x")):
-        subprocess.run([*git, *command], check=True)
-    return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+def _filled(text: str, known: dict[str, str]) -> str:
+    return re.sub(r"\$\{\{ ([\w.-]+) \}\}", lambda match: known[match[1]], text)
 
 
-def job(folder: Path, api: Api, spec: dict[str, Any]) -> Job:
-    base, commit = (committed(folder, source) for source in ("print(1)", f"print({folder.name!r})"))
-    (folder / "ablations").mkdir(exist_ok=True)
-    (folder / "ablations/pull-request.yaml").write_text(yaml.safe_dump(spec), encoding="utf-8")
-    gh = folder / "gh"
-    gh.write_text(GH, encoding="utf-8")
-    gh.chmod(gh.stat().st_mode | stat.S_IXUSR)
-    return Job(folder, str(api.client.base_url), base, commit)
+def is_started(event: dict[str, Any]) -> bool:
+    """Evaluate the `if` of the workflow as GitHub does, for an event in the repository lab/trainer."""
+
+    def value(path: str) -> Any:
+        at: Any = {"github": {"repository": "lab/trainer", "event": event}}
+        for name in path.split("."):
+            at = at.get(name) if isinstance(at, dict) else None
+        return at
+
+    (job,) = WORKFLOW["jobs"].values()
+    text = re.sub(r"\bgithub(?:\.\w+)+", lambda match: f"value('{match[0]}')", " ".join(job["if"].split()))
+    text = text.replace("&&", " and ").replace("||", " or ")
+    functions = {"startsWith": lambda one, start: str(one).startswith(start), "fromJSON": json.loads}
+    return bool(eval(text, {"value": value, "contains": lambda many, one: one in many, **functions}))  # noqa: S307
 
 
-def test_the_workflow_is_one_that_github_can_read() -> None:
-    document = workflow()
-    assert {"name", "permissions", "jobs"} <= set(document)
-    assert True in document or "on" in document, "YAML 1.1 reads the key `on` as true"
-    (one,) = document["jobs"].values()
-    assert one["runs-on"]
-    assert [step for step in one["steps"] if ("uses" in step) == ("run" in step)] == [], "one of the two in every step"
-    assert set(NOT_RUN) <= {step.get("name") or step["uses"] for step in one["steps"]}
+def push(repository: str | None) -> dict[str, Any]:
+    return {"pull_request": {"head": {"repo": repository and {"full_name": repository}}}}
 
 
-def test_a_pull_request_that_changes_nothing_passes_and_is_told(api: Api, tmp_path: Path) -> None:
-    made = job(tmp_path, api, spec_of_the_page())
+def comment(body: str, association: str, **issue: Any) -> dict[str, Any]:
+    return {
+        "comment": {"body": body, "author_association": association},
+        "issue": {"pull_request": {"url": ""}, **issue},
+    }
+
+
+@pytest.mark.parametrize(
+    ("event", "started"),
+    [
+        (push("lab/trainer"), True),
+        (push("mallory/trainer"), False),
+        (push(None), False),
+        (comment("/ablate", "MEMBER"), True),
+        (comment("/ablate --blocks 12", "OWNER"), True),
+        (comment("/ablate", "COLLABORATOR"), True),
+        (comment("/ablate", "CONTRIBUTOR"), False),
+        (comment("/ablate", "NONE"), False),
+        (comment("please /ablate", "OWNER"), False),
+        (comment("/ablate", "OWNER", pull_request=None), False),
+    ],
+    ids=["own", "fork", "deleted fork", "member", "owner", "collaborator", "contributor", "stranger", "text", "issue"],
+)
+def test_the_workflow_starts_for_pushes_of_its_repository_and_comments_of_its_people(
+    event: dict[str, Any], started: bool
+) -> None:
+    assert is_started(event) is started
+
+
+def test_the_workflow_runs_nothing_of_the_head() -> None:
+    events = WORKFLOW.get("on", WORKFLOW.get(True))  # YAML 1.1 reads the key `on` as true
+    assert events.keys() == {"pull_request_target", "issue_comment"}
+    assert events["issue_comment"] == {"types": ["created"]}, "an edited comment may be somebody else's text"
+    assert WORKFLOW["permissions"] == {"contents": "read", "checks": "write", "pull-requests": "write"}
+    (job,) = WORKFLOW["jobs"].values()
+    checkout, action = job["steps"]
+    assert checkout["with"] == {"fetch-depth": 0}, "any ref would be of the head"
+    assert action.keys() == {"uses", "with"}
+
+
+def test_a_push_is_measured_and_reported_by_the_steps_of_workflow_and_action(github: World, api: Api) -> None:
     with answering(api, reports=True):
-        ran = made.run()
-    assert ran.ran == dict.fromkeys(["Plan", "Submit", "Wait", "Verdict", "Comment"], 0), (
-        tmp_path / "said.txt"
-    ).read_text()
-    assert ran.comment.startswith("**Required of every variant: not-worse. Met.**")
-    assert "Does this pull request make training worse?" in ran.comment
-    assert f"`baseline` is commit {made.base[:12]}, `pull-request` is commit {made.commit[:12]}" in ran.comment
-    assert f"[page]({made.url}" in ran.comment
-    assert len(ran.comment) <= MAX_CHARS
-    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == ran.comment
-    assert "pr comment 7 --body-file verdict.md" in (tmp_path / "commented").read_text()
-    assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    before = len(api.get("/v1/ablations").json()["items"])
-    assert made.run(until="Submit").ran.items() >= {"Plan": 0, "Submit": 0}.items()
-    assert len(api.get("/v1/ablations").json()["items"]) == before, "the same commit asks nothing twice"
+        job = Job(github, github.pushed()).run(str(api.client.base_url))
+    assert job.ran == {"Measure": 0}, (github.folder / "output.txt").read_text()
+    assert github.ends == ["success"]
+    assert "Does this pull request make training worse?" in github.comment
+    assert labels_of(api)[0]["commit.baseline"] == github.merge_base
 
 
-def test_a_pull_request_that_makes_the_loss_worse_fails_and_is_told(api: Api, tmp_path: Path) -> None:
-    with answering(api, {"pull-request": {"more_loss": 0.01}}, reports=True):
-        ran = job(tmp_path, api, spec_of_the_page()).run()
-    assert ran.ran == {"Plan": 0, "Submit": 0, "Wait": 0, "Verdict": 1, "Comment": 0}
-    assert "Not met: `pull-request` is worse" in ran.comment
+def test_a_comment_with_a_shells_signs_is_text(github: World, api: Api) -> None:
+    job = Job(github, github.asked("--spec $(touch${IFS}hacked).yaml;`touch${IFS}hacked`")).run(
+        str(api.client.base_url)
+    )
+    assert job.ran == {"Measure": 5}
+    assert github.ends == ["failure"]
+    assert "is not allowed" in github.comment
+    assert list(github.folder.rglob("hacked")) == []
 
 
-def test_a_spec_that_is_refused_ends_before_anything_runs(api: Api, tmp_path: Path) -> None:
-    ran = job(tmp_path, api, spec_of_the_page(seed=1))
-    assert ran.run().ran == {"Plan": 5, "Comment": 0}
-    assert not (tmp_path / "commented").exists()
+def test_a_spec_that_is_refused_fails_the_job_and_is_told(github: World, api: Api) -> None:
+    github.set_spec({**quick_spec(), "seed": 1})
+    assert Job(github, github.pushed()).run(str(api.client.base_url)).ran == {"Measure": 5}
+    assert github.ends == ["failure"]
+    assert "/seed" in github.comment
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_the_script_for_gitlab_measures(gitlab: World, api: Api, is_asked: bool) -> None:
+    assert isinstance(gitlab.forge, FakeGitLab)
+    (job,) = PIPELINE.values()
+    assert job["variables"] == {"GIT_DEPTH": "0"}
+    lines = [line for line in job["script"] if not line.startswith(INSTALLING)]
+    script = "\n".join(lines).replace("/tmp/ablate/.venv/bin/ablate", shlex.quote(str(PROGRAM)))  # noqa: S108
+    variables = {**environment(api), **gitlab.pushed()}
+    if is_asked:
+        variables = {**environment(api), **gitlab.asked(""), "MERGE_REQUEST": "7", "ARGUMENTS": gitlab.forge.head}
+    with answering(api):
+        done = subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", script], cwd=gitlab.job, env=variables, capture_output=True, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert gitlab.ends == ["success"]
+    assert "Met." in gitlab.comment
+
+
+def test_the_rules_for_gitlab_leave_out_forks() -> None:
+    (job,) = PIPELINE.values()
+    pushed, asked = (rule["if"] for rule in job["rules"])
+    assert "$CI_MERGE_REQUEST_SOURCE_PROJECT_ID == $CI_PROJECT_ID" in pushed
+    assert "$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH" in asked
 
 
 def test_the_notebook_runs_whole(api: Api) -> None:
