@@ -13,7 +13,7 @@ MAY_READ_THE_ENVIRONMENT = {
     *("service/settings.py", "service/client/settings.py", "workers/settings.py", "workers/environment_variables.py"),
     "workers/isolation/environment.py",  # what trials inherit, and what is hidden from them
     "experiments/system/http_clients.py",  # variables of curl, OpenSSL and requests, not ours
-    "service/cli/forges.py",  # variables of jobs of GitHub and GitLab, not ours
+    "service/cli/commits/forges.py",  # variables of jobs of GitHub and GitLab, not ours
     "service/cli/slurm.py",  # what the programs of Slurm inherit, and what is hidden from them
     "experiments/system/shell_python.py",  # variables of the shell, which name its Python environment, not ours
     "experiments/in_trial/ablate.py",  # it runs in programs of users, which have no settings of ours
@@ -25,7 +25,7 @@ MAY_READ_THE_CLOCK = {
     "tests/integration/test_planted.py",  # a receipt says how long its trial took
 }
 MAX_LINES, MAX_FUNCTION_LINES = 600, 60
-MAX_FILES, MAX_FILES_OF_A_FOLDER, SMALL = 536, 22, 60
+MAX_FILES, MAX_FILES_OF_A_FOLDER, SMALL = 537, 22, 60
 MAX_KERNEL_LINES = 200  # the reverse walk of the scan is one kernel, and TileLang traces a kernel as one function
 """A TileLang kernel is one function, with its inner one, and reads best in one piece."""
 SMALL_AND_SEPARATE: dict[str, str] = {

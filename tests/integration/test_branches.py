@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ablate.experiments.errors import CodeArchiveError, SpecError
-from ablate.service.cli.branch import Branch, Remote, own_cache
+from ablate.service.cli.commits.branch import Branch, Remote, own_cache
 from tests.ports import free_port
 from tests.repositories import git
 from tests.waiting import until

@@ -12,12 +12,11 @@ import pytest
 import typer
 import yaml
 from mcp.shared.exceptions import MCPError
-from typer.main import get_command
 
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.power import session_level
 from ablate.experiments.design.spec import ablation_json_schema
-from ablate.service.cli import service_commands
+from ablate.experiments.system.console import load_group
 from ablate.service.principals import Scope
 from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import ADMIN, Api, api_fixture, nobody_url, served_api
@@ -280,9 +279,9 @@ def test_a_port_that_is_taken_and_a_missing_package_are_named(
 def test_a_missing_package_is_named_with_the_extra_that_has_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "ablate.service.cli.commands.mcp", raising=False)
+    monkeypatch.delitem(sys.modules, "ablate.service.cli.mcp_command", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    group = get_command(service_commands.app)
+    group = load_group("mcp", lambda: importlib.import_module("ablate.service.cli.mcp_command").app)
     with pytest.raises(SystemExit) as ended:
         group.get_command(typer.Context(group), "mcp").main(["--http"])
     assert ended.value.code == 5

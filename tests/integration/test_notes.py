@@ -3,8 +3,8 @@
 import pytest
 
 from ablate.experiments.errors import SpecError
-from ablate.service.cli.nights import NightChange
-from ablate.service.cli.notes import Note, picture_of, receiver, send, shown
+from ablate.service.cli.commits.nights import NightChange
+from ablate.service.cli.commits.notes import Note, picture_of, receiver, send, shown
 from tests.integration.test_notifications import mail_server
 from tests.receiver import receiving
 

@@ -10,7 +10,7 @@ import pytest
 
 from ablate.experiments.reporting.terminal.markdown import MAX_CHARS
 from ablate.service.cli.commands import pull_request as command
-from ablate.service.cli.forges import MARK
+from ablate.service.cli.commits.forges import MARK
 from tests.answering import answering, report
 from tests.api_stack import Api, api_fixture, served_api
 from tests.cli import speaking_to, start
@@ -174,7 +174,7 @@ ROUTES = {"github": ("check-runs", "comments", "pulls/7"), "gitlab": ("statuses"
 def test_a_busy_forge_is_asked_again_at_every_request(
     lab: World, api: Api, status: int, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ablate.service.cli.forges._PAUSE_S", 0.01)
+    monkeypatch.setattr("ablate.service.cli.commits.forges._PAUSE_S", 0.01)
     routes = ROUTES["github" if isinstance(lab.forge, FakeGitHub) else "gitlab"]
     lab.forge.troubles += [Trouble("GET", route, status, 2, dict(headers)) for route in routes]
     lab.forge.troubles += [Trouble("POST", route, status, 2, dict(headers)) for route in routes]
@@ -186,7 +186,7 @@ def test_a_busy_forge_is_asked_again_at_every_request(
 
 
 def test_an_answer_that_is_lost_leaves_one_comment(lab: World, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ablate.service.cli.forges._PAUSE_S", 0.01)
+    monkeypatch.setattr("ablate.service.cli.commits.forges._PAUSE_S", 0.01)
     lab.forge.troubles.append(Trouble("POST", "(comments|notes)$", 502, after_work=True))
     lab.forge.slow_s = 0.2
     with answering(api):

@@ -11,7 +11,7 @@ import pytest
 
 from ablate.experiments.errors import SpecError
 from ablate.service.cli.commands import pull_request as command
-from ablate.service.cli.forges import PullRequest
+from ablate.service.cli.commits.forges import PullRequest
 from tests.answering import answering
 from tests.api_stack import Api, api_fixture, served_api
 from tests.cli import speaking_to

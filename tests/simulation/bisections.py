@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ablate.service.cli.bisection import Bisection, Shift
+from ablate.service.cli.commits.bisection import Bisection, Shift
 from tests.simulation.rates import Rate, rate
 
 BLOCKS = 6

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ablate.service.cli.bisection import ENOUGH, Bisection, Shift
+from ablate.service.cli.commits.bisection import ENOUGH, Bisection, Shift
 from tests.simulation.bisections import Histories, bisections, plain
 from tests.simulation.test_cases import is_at_least, is_at_most
 

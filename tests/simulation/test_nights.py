@@ -10,7 +10,7 @@ from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.design.power import alpha_of
 from ablate.experiments.outcomes import AblationState
 from ablate.experiments.records.circumstances import CALIBRATED, EarlierAblation, Family
-from ablate.service.cli.nights import NightWord, answer_of, better_arms
+from ablate.service.cli.commits.nights import NightWord, answer_of, better_arms
 from tests.simulation import noise
 from tests.simulation.cases import noisy
 from tests.simulation.nights import MARGIN_PCT, Year, confirmed, detected, losing_the_margin, new_commit, nights_until

@@ -32,7 +32,7 @@ def bisect(
     The exit code is 0 if it found the commits; 2 or 3 if good and bad are the same, or no difference is proved;
     3 if several commits share the blame.
     """
-    from ablate.service.cli.bisecting import answer_lines, found, history_of, search, values_of
+    from ablate.service.cli.commits.bisecting import answer_lines, found, history_of, search, values_of
 
     values = values_of(spec, "bisect compares commits of its baseline")
     history = history_of(spec.parent / values["workload"]["code"], good, bad)

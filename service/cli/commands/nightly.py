@@ -48,7 +48,7 @@ def nightly(  # noqa: PLR0913, PLR0917 - a command's options are its function's 
     The exit code is 0 if the commit is accepted or nothing is new, 1 if it is confirmed to be worse, 4 if it was not
     compared, 5 if there is an error, such as a message of an earlier call that nobody took.
     """
-    from ablate.service.cli.watching import Options, watch
+    from ablate.service.cli.commits.watching import Options, watch
 
     options = Options(repo=repo, branch=branch, pin=pin, every=every, receivers=tuple(notify or ()), bisect=bisect)
     raise typer.Exit(watch(spec, options, as_json=as_json))

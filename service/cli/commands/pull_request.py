@@ -16,7 +16,7 @@ from ablate.experiments.errors import CodeArchiveError, ExperimentError, GitErro
 from ablate.experiments.outcomes import BASELINE, AblationState, Decision, ExitCode, Required
 from ablate.service.cli import tables
 from ablate.service.cli.arguments import print_packed
-from ablate.service.cli.forges import CALL, CheckState, Forge, PullRequest, forge_of_this_job
+from ablate.service.cli.commits.forges import CALL, CheckState, Forge, PullRequest, forge_of_this_job
 from ablate.service.cli.output import err, guarded, out, problem_of
 from ablate.service.client.api import Client, ClientError, Refused
 from ablate.service.errors import ForgeError, ServiceError

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from ablate.experiments.design.load import load_values
 from ablate.experiments.outcomes import VerdictWord
-from ablate.service.cli import bisecting
 from ablate.service.cli.commands import bisect as command
+from ablate.service.cli.commits import bisecting
 
 SPEC = """
 ablation: any

@@ -6,7 +6,7 @@ import pytest
 
 from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from ablate.experiments.outcomes import Decision, VerdictWord
-from ablate.service.cli.nights import NightChange, NightWord, answer_of, change_of
+from ablate.service.cli.commits.nights import NightChange, NightWord, answer_of, change_of
 from tests.cli import ablate
 
 WORDS = [

@@ -17,9 +17,9 @@ from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.ids import NIGHTLY_LABEL
 from ablate.experiments.outcomes import BASELINE, ExitCode
 from ablate.experiments.reporting import wording
-from ablate.service.cli import bisecting, notes
-from ablate.service.cli.branch import Branch, Remote, own_cache
-from ablate.service.cli.nights import (
+from ablate.service.cli.commits import bisecting, notes
+from ablate.service.cli.commits.branch import Branch, Remote, own_cache
+from ablate.service.cli.commits.nights import (
     ACCEPTED,
     PINNED,
     Night,

@@ -16,7 +16,7 @@ from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.pictures.theme import SHADES
 from ablate.experiments.system.http_clients import apply_proxy_rule
 from ablate.experiments.system.setting_values import is_loopback
-from ablate.service.cli.nights import NightChange
+from ablate.service.cli.commits.nights import NightChange
 
 if TYPE_CHECKING:
     from apprise import NotifyBase

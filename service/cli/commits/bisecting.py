@@ -18,7 +18,7 @@ from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import ExitCode, VerdictWord
 from ablate.experiments.records.git_repository import Repository
 from ablate.experiments.reporting import wording
-from ablate.service.cli.bisection import Bisection, Shift
+from ablate.service.cli.commits.bisection import Bisection, Shift
 from ablate.service.cli.follow import run_spec
 from ablate.service.cli.output import err
 from ablate.service.cli.verdicts import exit_code
