@@ -37,7 +37,11 @@ SAID_OTHERWISE: dict[str, str] = {
     "stopped early": r"before all were seen",
 }
 """The word of a state -> other ways to say it, which nobody reads anywhere."""
-OF_OTHERS = {("service/cli/slurm.py", "PENDING"), ("service/cli/commits/forges.py", "pending"), ("docs/ci.md", "pending")}
+OF_OTHERS = {
+    ("service/cli/slurm.py", "PENDING"),
+    ("service/cli/commits/forges.py", "pending"),
+    ("docs/ci.md", "pending"),
+}
 """Words of other programs."""
 SHOWN = (
     "experiments/reporting",
