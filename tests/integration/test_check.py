@@ -282,6 +282,17 @@ def test_a_spec_is_checked_by_printed_lines_and_by_the_whole_process(tmp_path: P
     assert (code, "marked no steps" in answer["checks"][0]["detail"]) == (6, True)
 
 
+def test_an_arm_whose_code_path_does_not_run_fails_the_check_of_its_spec(tmp_path: Path) -> None:
+    source = LOOP.replace("        began =", "        ablate.live('fused')\n        began =")
+    required = {"baseline": {"fused": True}, "slow": {"fused": False}}
+    code, answer, _errors = checked_spec(write_program(tmp_path / "code", source), require_live=required)
+    rows = {row["name"]: row for row in answer["checks"]}
+    assert (code, rows["baseline"]["passed"], rows["slow"]["passed"]) == (6, True, False)
+    assert rows["slow"]["detail"] == (
+        "require_live asks for 'fused': false; the program called ablate.live with 'fused'"
+    )
+
+
 def test_the_evaluation_of_a_spec_is_run_for_every_arm(tmp_path: Path) -> None:
     program = write_program(tmp_path / "code", "open('weights', 'w').write('1.5'); print('METRIC val=0.1')")
     judging = (

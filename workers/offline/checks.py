@@ -16,7 +16,7 @@ from ablate.experiments.design.plan import may_have_control
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE
-from ablate.experiments.records.program_report import clocks_differ, printable
+from ablate.experiments.records.program_report import clocks_differ, printable, unmet_requirement
 from ablate.experiments.records.receipts import ForeignProcess
 from ablate.experiments.records.spec_code import PackedSpec, pack_spec
 from ablate.workers.blocks.surroundings import ANY_LOAD
@@ -192,7 +192,7 @@ class CheckedSpec:
 
     def _checks(self, by_arm: Mapping[str, CheckRun], again: Sequence[CheckRun]) -> Iterator[ProgramCheck]:
         for name, run in by_arm.items():
-            yield _of_arm(name, _result(run), run.wall_s)
+            yield _of_arm(name, _result(run), run.wall_s, self.arms[name])
         own = by_arm[BASELINE]
         if again and _result(own).failure_class is None and _result(again[0]).failure_class is None:
             yield self._seed_matters(_result(own), _result(again[0]))
@@ -287,9 +287,11 @@ def _marks(results: Iterator[TrialResult]) -> Literal["process", "steps", "token
     return "tokens" if all(step.tokens for own in steps for step in own) else "steps"
 
 
-def _of_arm(name: str, result: TrialResult, wall_s: float) -> ProgramCheck:
+def _of_arm(name: str, result: TrialResult, wall_s: float, config: CommandArm) -> ProgramCheck:
     if result.failure_class is not None or result.program is None:
         return ProgramCheck(name=name, passed=False, detail=f"{result.failure_class}: {result.message}")
+    if (problem := unmet_requirement(result.program, config)) is not None:
+        return ProgramCheck(name=name, passed=False, detail=problem)
     steps = result.program_steps
     detail = f"{wall_s:.1f} s"
     if steps:
