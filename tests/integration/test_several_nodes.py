@@ -41,7 +41,7 @@ program = sys.argv[next(index for index, one in enumerate(sys.argv) if index and
 order, tasks, lock = sys.stdin.buffer.read(), [], threading.Lock()
 for task in range(number):
     own = {{"SLURM_PROCID": str(task), "SLURM_NNODES": str(number), "SLURMD_NODENAME": f"n{{task}}"}}
-    own |= {{"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "TMPDIR": os.environ["TEMPORARY"]}}
+    own |= {{"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "TMPDIR": os.path.join(os.environ["TEMPORARY"], f"n{{task}}")}}
     if task:
         own["PATH"] = os.environ.get("OTHER_PATH", os.environ["PATH"])
     tasks.append(subprocess.Popen(program, stdin=-1, stdout=-1, stderr=-1, env={{**os.environ, **own}}))
@@ -84,8 +84,8 @@ with ablate.trial(seed=7) as trial:
 @pytest.fixture
 def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs, temporary = tmp_path / "programs", tmp_path / "temporary"
-    programs.mkdir()
-    temporary.mkdir()
+    for folder in (programs, temporary / "n0", temporary / "n1"):
+        folder.mkdir(parents=True)
     monkeypatch.setenv("TEMPORARY", str(temporary))
     for name, text in (("srun", _SRUN.format(python=sys.executable)), ("squeue", "#!/bin/sh\n")):
         (programs / name).write_text(text)
@@ -138,7 +138,7 @@ def test_the_ranks_of_two_nodes_make_one_trial(tmp_path: Path) -> None:
     assert [node.name for node in result.nodes] == ["n0", "n1"]
     assert result.cpu_s is not None
     assert result.cpu_s > 0
-    assert not list((tmp_path / "temporary").iterdir()), "parts remove their files"
+    assert not list((tmp_path / "temporary").glob("*/*")), "parts remove their files"
 
 
 _TRAINING = """
@@ -199,7 +199,7 @@ def test_a_part_that_dies_is_a_failure_of_the_machine_and_the_next_one_removes_i
     result, log = result_on_two_nodes(tmp_path, before=dies)
     assert result.failure_class is FailureClass.INFRA_NODE, log
     assert "before all 2 nodes had ended their parts (ended: " in str(result.message)
-    (left,) = (tmp_path / "temporary").iterdir()
+    (left,) = (tmp_path / "temporary" / "n1").iterdir()
     running = tempfile.mkdtemp(dir=left.parent, prefix="ablate-part-")
     descriptor = os.open(running, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
