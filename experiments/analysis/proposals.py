@@ -9,6 +9,7 @@ from typing import Any
 
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.design.aa_spec import CONTENT_TYPE
+from ablate.experiments.design.kinds.program import set_requirements
 from ablate.experiments.design.load import load_values, spec_of
 from ablate.experiments.design.metrics import LOSS_METRICS, METRICS
 from ablate.experiments.design.power import session_level
@@ -185,11 +186,7 @@ def with_kept(incumbent: bytes, proposal: bytes) -> bytes:
         workload["code"] = {**repository, **own["code"]} if isinstance(own["code"], Mapping) else own["code"]
     if kept["workload"].get("require_kernels"):
         workload["profile"] = True  # required kernels imply the profiled step
-    for key in BY_ARM:
-        workload.pop(key, None)
-        required = (kept["workload"].get(key) or {}).get(variant)
-        if required:
-            workload[key] = {BASELINE: required}
+    set_requirements(workload, {BASELINE: (kept["workload"], variant)})
     values |= {"baseline": baseline, "variants": kept["variants"]}
     spec_of(values)
     return spec_yaml(values)
@@ -212,12 +209,9 @@ def since_the_first(first: bytes, incumbent: bytes) -> bytes:
     if code != old:
         both = isinstance(code, Mapping) and isinstance(old, Mapping)
         variant["code"] = {"commit": code["commit"]} if both and code.get("git", "") == old.get("git") else code
-    workload = {name: value for name, value in now.items() if name not in ("overrides", "code", *BY_ARM)}
+    workload = {name: value for name, value in now.items() if name not in ("overrides", "code")}
     workload |= {name: before[name] for name in ("overrides", "code") if before.get(name) is not None}
-    for key in BY_ARM:
-        required = {BASELINE: (before.get(key) or {}).get(BASELINE), INCUMBENT: (now.get(key) or {}).get(BASELINE)}
-        if any(required.values()):
-            workload[key] = {arm: one for arm, one in required.items() if one}
+    set_requirements(workload, {BASELINE: (before, BASELINE), INCUMBENT: (now, BASELINE)})
     values |= {"baseline": began.get("baseline") or {}, "workload": workload, "variants": {INCUMBENT: variant}}
     return spec_yaml(values)
 

@@ -5,12 +5,12 @@ from typing import Any
 from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.gates import GATES
 from ablate.experiments.design.kinds.package import unknown_recipe
+from ablate.experiments.design.kinds.program import set_requirements
 from ablate.experiments.design.load import spec_of
 from ablate.experiments.design.packages import installed
 from ablate.experiments.design.recipes import RECIPES
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.design.spec_yaml import spec_yaml
-from ablate.experiments.design.workload import BY_ARM
 from ablate.experiments.errors import SpecError
 from ablate.experiments.outcomes import BASELINE
 
@@ -72,10 +72,7 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
         values["verdict"]["primary"] = _THROUGHPUT
     if values["workload"].get("require_kernels"):  # the profiled step is a part of the process's time
         values["workload"]["profile"] = True
-    for key in BY_ARM:
-        required = values["workload"].pop(key, {}).get(BASELINE)
-        if required is not None:
-            values["workload"][key] = {BASELINE: required, REPEAT: required}
+    set_requirements(values["workload"], dict.fromkeys((BASELINE, REPEAT), (values["workload"], BASELINE)))
     problems = resolve(spec_of(values)).problems
     if problems:
         raise SpecError(list(problems))

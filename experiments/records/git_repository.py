@@ -36,6 +36,7 @@ _ALWAYS = {
     "GIT_LFS_SKIP_SMUDGE": "1",  # it then writes what is here, and fetches nothing
     "LANGUAGE": "C",
 }
+_REACHING = {"GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh"}
 _SETTINGS = (
     "core.fsmonitor=false",
     "core.hooksPath=/dev/null",
@@ -104,9 +105,30 @@ class Repository:
             return False
         return True
 
+    def fetch(self, commit: str) -> None:
+        """Get the objects of a commit from the server; nothing is checked out. Raises CodeArchiveError."""
+        options = ("--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head")
+        try:
+            run_git(self.git_dir, "fetch", *options, "origin", commit, variables=_REACHING)
+        except GitError as error:
+            raise CodeArchiveError(f"commit {commit} cannot be fetched from origin: {reason(error.stderr)}") from error
+
+    def is_before(self, commit: str, later: str) -> bool:
+        """Return whether a commit is another one or an ancestor of it."""
+        return not int(self.read("rev-list", "--count", commit, f"^{later}"))
+
+    def titled(self, commit: str) -> str:
+        """Return the short name and the subject of a commit."""
+        return self.read("log", "-1", "--format=%h %s", commit).decode(errors="replace").strip()
+
     def setting(self, name: str) -> str:
         """Return a value of git's configuration; an empty text without one."""
         return self.read("config", "--default", "", "--get", name).decode(errors="replace").strip()
+
+    @property
+    def is_shallow(self) -> bool:
+        """Whether it is a shallow clone, which lacks older commits."""
+        return self.read("rev-parse", "--is-shallow-repository") == b"true\n"
 
     @property
     def common_dir(self) -> Path:
@@ -123,7 +145,7 @@ class Repository:
         if not self.read("rev-list", "--all", "--max-count=1"):
             return CodeArchiveError(f"{where}, nor any other", f"type `{self.here} add . && {self.here} commit`")
         fetch, branches = f"{self.here} fetch", "origin '+refs/heads/*:refs/remotes/origin/*'"
-        if self.read("rev-parse", "--is-shallow-repository") == b"true\n":
+        if self.is_shallow:
             hint = f"type `{fetch} --unshallow {branches}`; in a workflow of GitHub, check out with `fetch-depth: 0`"
             return CodeArchiveError(f"{where}: it is a shallow clone, which lacks older commits and branches", hint)
         reasons = [line.removeprefix("error: ") for line in error.stderr.splitlines() if line.startswith("error: ")]
@@ -174,7 +196,7 @@ def fetch(folder: Path, url: str, *refspecs: str) -> None:
     """
     depth = "--unshallow" if (folder / ".git" / "shallow").exists() else "--update-shallow"
     options = ("--quiet", "--force", "--prune", "--no-tags", "--no-write-fetch-head", depth, "--end-of-options")
-    reach = {"GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh", "GIT_DIR": str(folder / ".git")}
+    reach = {**_REACHING, "GIT_DIR": str(folder / ".git")}
     for arguments in (("init", "--quiet"), ("fetch", *options, url, *refspecs)):
         status, _output, errors = _run(_command(folder, arguments, reach), folder, b"", limit_s=_FETCH_S)
         if status:

@@ -26,8 +26,9 @@ def values_of_command(path: "SessionPath", command: Sequence[str]) -> dict[str, 
     """
     from ablate.experiments.design.aa_spec import CONTENT_TYPE
     from ablate.experiments.design.arguments import merged_arguments
+    from ablate.experiments.design.kinds.program import set_requirements
     from ablate.experiments.design.load import load_values
-    from ablate.experiments.design.workload import ARCHIVE, BY_ARM
+    from ablate.experiments.design.workload import ARCHIVE
     from ablate.experiments.outcomes import BASELINE
 
     values = load_values(path.spec.encode(), CONTENT_TYPE)
@@ -41,8 +42,7 @@ def values_of_command(path: "SessionPath", command: Sequence[str]) -> dict[str, 
     variant: dict[str, Any] = {"args": list(merged_arguments(own, command[len(shared) :]))}
     if isinstance(workload.get("code"), Mapping) and ARCHIVE in workload["code"]:
         variant["code"] = "."
-    for key in workload.keys() & set(BY_ARM):
-        workload[key] = {arm: one for arm, one in workload[key].items() if arm in (BASELINE, PROPOSAL)}
+    set_requirements(workload, {arm: (workload, arm) for arm in (BASELINE, PROPOSAL)})
     values["ablation"] = f"{path.name[:50]}-{path.proposals + 1}"
     values["variants"] = {PROPOSAL: variant}
     return values

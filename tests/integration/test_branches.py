@@ -56,8 +56,8 @@ def test_a_branch_follows_its_remote_and_leaves_the_clone_of_the_user_alone(work
     assert branch.history == {first, words, code}
     assert (branch.commits_since(first), branch.commits_since(first, words)) == (1, 0)
     assert branch.code_of(words) == branch.code_of(first) != branch.code_of(code)
-    assert branch.is_before(first, code)
-    assert not branch.is_before(code, words)
+    assert branch.repository.is_before(first, code)
+    assert not branch.repository.is_before(code, words)
 
 
 def test_a_rewritten_branch_forgets_the_commits_that_it_lost(work: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_rewritten_branch_forgets_the_commits_that_it_lost(work: Path) -> None
     kept = pushed(work, "kept")
     branch = fetched(work)
     assert branch.history == {first, kept}
-    assert not branch.is_before(lost, kept)
+    assert not branch.repository.is_before(lost, kept)
     assert (branch.commit(first[:9]), branch.commit(lost), branch.commit("nothing")) == (first, None, None)
 
 

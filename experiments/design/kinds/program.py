@@ -208,6 +208,15 @@ def requirements(workload: Workload, arm: str) -> dict[str, Any]:
     }
 
 
+def set_requirements(workload: dict[str, Any], of_arms: Mapping[str, tuple[Mapping[str, Any], str]]) -> None:
+    """Give each arm what an arm of some workload requires, by the values of a spec; drop all other requirements."""
+    for key in BY_ARM:
+        required = {arm: (source.get(key) or {}).get(name) for arm, (source, name) in of_arms.items()}
+        workload.pop(key, None)
+        if any(required.values()):
+            workload[key] = {arm: one for arm, one in required.items() if one}
+
+
 def requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find requirements of arms that are not there."""
     arms = (BASELINE, *spec.variants)

@@ -43,7 +43,6 @@ _NUMBERS = "[0-9]{1,16}(,[0-9]{1,16})*"
 _OPTIONS = {"--spec": r"[\w-]+\.(yaml|yml|json|toml)", "--seeds": _NUMBERS, "--blocks": "[0-9]{1,5}"}
 _OPTIONS |= {"--variants": r"[\w-]+(,[\w-]+)*"}
 """What may stand behind `/ablate`. No shell sees it, and `--spec` is a file beside the workflow's."""
-_FETCHING = {"GIT_ALLOW_PROTOCOL": "https:http:ssh:git:file"}
 
 
 @app.command("pull-request")
@@ -63,7 +62,7 @@ def pull_request(
     """Measure the head of a pull request against its merge base, in a job of GitHub Actions or GitLab CI.
 
     It keeps a check and one comment up to date. The spec is that of the target branch. The exit code is 0 once a
-    verdict is reported, whatever it says.
+    verdict of any word is reported.
     """
     with closing(forge_of_this_job(merge_request=merge_request, words=arguments)) as forge, _told(forge) as pull:
         forge.report(pull.head, CheckState.QUEUED, "reads the request", patience_s=_PATIENCE_S)
@@ -214,12 +213,12 @@ def _changed(values: dict[str, Any], pull: PullRequest, wishes: Mapping[str, str
 
 def _merge_base(repository: "Repository", pull: PullRequest) -> str:
     """Return the commit from which the pull request started. Raises CodeArchiveError."""
-    if repository.read("rev-parse", "--is-shallow-repository") == b"true\n":
+    if repository.is_shallow:
         hint = "on GitHub, check out with `fetch-depth: 0`; on GitLab, set the variable GIT_DEPTH to 0"
         raise CodeArchiveError("this checkout is a shallow clone, which may lack the merge base", hint)
     for commit in (pull.base, pull.head):
         if not repository.has_commit(commit):
-            _fetch(repository, commit)
+            repository.fetch(commit)
     try:
         start = repository.read("merge-base", pull.base, pull.head).decode().strip()
     except GitError as error:
@@ -228,17 +227,6 @@ def _merge_base(repository: "Repository", pull: PullRequest) -> str:
     if start == pull.head:
         raise CodeArchiveError(f"head {pull.head[:12]} is in the target branch already, so there is nothing to measure")
     return start
-
-
-def _fetch(repository: "Repository", commit: str) -> None:
-    """Get the objects of a commit from the server of this checkout. Nothing is checked out."""
-    from ablate.experiments.records.git_repository import reason, run_git
-
-    options = ("--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head")
-    try:
-        run_git(repository.git_dir, "fetch", *options, "origin", commit, variables=_FETCHING)
-    except GitError as error:
-        raise CodeArchiveError(f"commit {commit} cannot be fetched from origin: {reason(error.stderr)}") from error
 
 
 def _wishes(pull: PullRequest) -> dict[str, str]:

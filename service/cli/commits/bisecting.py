@@ -54,8 +54,7 @@ class History:
 
     def named(self, place: int) -> str:
         """Return the short name and the subject of the commit at a place, from 1."""
-        shown = self.repository.read("log", "-1", "--format=%h %s", self.commits[place - 1])
-        return shown.decode(errors="replace").strip()
+        return self.repository.titled(self.commits[place - 1])
 
 
 def search(folder: Path, values: Mapping[str, Any], history: History, *, at_once: int, as_json: bool) -> Bisection:
@@ -100,7 +99,7 @@ def history_of(folder: Path, good: str, bad: str) -> History:
     """Return the commits after `good` up to `bad`. Raises CodeArchiveError, and SpecError for none or too many."""
     repository = Repository.around(folder)
     first, last = repository.commit(good), repository.commit(bad)
-    if int(repository.read("rev-list", "--count", first, f"^{last}")):
+    if not repository.is_before(first, last):
         detail = f"{good!r} is not an ancestor of {bad!r}"
         hint = f"--good $({repository.here} merge-base {good} {bad})"
         raise SpecError([SpecProblem(pointer="--good", detail=detail, hint=hint)])

@@ -65,11 +65,8 @@ class Branch:
     @classmethod
     def fetched(cls, cache: Path, remote: Remote, name: str) -> "Branch":
         """Fetch a branch with its history, and the tags. Raises CodeArchiveError."""
-        folder, ref, branch = (
-            cache / remote.code,
-            f"refs/remotes/origin/{name}",
-            f"branch {name!r} of {shown(remote.url)}",
-        )
+        folder, ref = cache / remote.code, f"refs/remotes/origin/{name}"
+        branch = f"branch {name!r} of {shown(remote.url)}"
         folder.mkdir(parents=True, exist_ok=True)
         try:
             git_repository.fetch(cache, remote.url, f"+refs/heads/{name}:{ref}", "+refs/tags/*:refs/tags/*")
@@ -77,7 +74,7 @@ class Branch:
             reason = git_repository.reason(error.stderr).replace(remote.url, shown(remote.url))
             raise CodeArchiveError(f"{branch} cannot be fetched: {reason}") from error
         repository = Repository.around(folder)
-        if repository.read("rev-parse", "--is-shallow-repository") == b"true\n":
+        if repository.is_shallow:
             hint = "name the repository that it was cloned from, or type `git fetch --unshallow` in it"
             raise CodeArchiveError(f"{branch} lacks older commits: the repository is a shallow clone", hint)
         return cls(repository=repository, folder=folder, head=repository.commit(ref))
@@ -95,10 +92,6 @@ class Branch:
             return None
         return commit if commit in self.history else None
 
-    def is_before(self, commit: str, later: str) -> bool:
-        """Return whether a commit is another one or an ancestor of it."""
-        return not int(self.repository.read("rev-list", "--count", commit, f"^{later}"))
-
     def commits_since(self, commit: str, last: str = "") -> int:
         """Return how many commits after one, up to `last` or the newest, change the code; a merge counts as one."""
         span = f"{commit}..{last or self.head}"
@@ -113,10 +106,6 @@ class Branch:
         except GitError as error:
             detail = f"commit {commit[:12]} has no folder {self.repository.prefix!r}"
             raise CodeArchiveError(detail, "the code must be a folder of the repository") from error
-
-    def titled(self, commit: str) -> str:
-        """Return the short name and the subject of a commit."""
-        return self.repository.read("log", "-1", "--format=%h %s", commit).decode(errors="replace").strip()
 
     def owe(self, night: str, receivers: Sequence[str]) -> None:
         """Note that these receivers are to get the message of a night if it is confirmed."""

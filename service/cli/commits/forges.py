@@ -101,8 +101,8 @@ class Forge(ABC):
 
     def current_head(self) -> str:
         """Return the newest commit of the pull request."""
-        found = self._get(self._path)
-        return str(found.get("head", found)["sha"])
+        answer = self._get(self._path)
+        return str(answer.get("head", answer)["sha"])
 
     def report(
         self, head: str, state: CheckState, title: str, *, text: str = "", url: str | None = None, patience_s: float
@@ -270,22 +270,22 @@ class GitLab(Forge):
 
     def pull_request(self) -> PullRequest:
         """Return the merge request. Raises ForgeError for a pipeline that a fork's commit started."""
-        found = self._get(self._path)
-        if found["diff_refs"] is None:
+        request = self._get(self._path)
+        if request["diff_refs"] is None:
             raise ForgeError(f"GitLab has not prepared the changes of !{self._number} yet; run the job again")
-        is_fork = found["source_project_id"] != found["target_project_id"]
+        is_fork = request["source_project_id"] != request["target_project_id"]
         if is_fork and not self._is_asked:
             raise ForgeError(
                 f"!{self._number} comes from a fork, so nothing runs by itself. A maintainer starts a pipeline of the "
                 "default branch with the variables MERGE_REQUEST and ARGUMENTS, which names the commit"
             )
         if self._is_asked:
-            self._place = {"ref": found["source_branch"]}
+            self._place = {"ref": request["source_branch"]}
         self._login = str(self._get("/user")["username"])
         return PullRequest(
             name=f"{self._name}!{self._number}",
-            head=found["sha"] if self._is_asked else self._own_head,
-            base=found["diff_refs"]["start_sha"],
+            head=request["sha"] if self._is_asked else self._own_head,
+            base=request["diff_refs"]["start_sha"],
             is_fork=is_fork,
             words=self._words if self._is_asked else None,
             asked_by=f"pipeline {self._pipeline}" if self._is_asked else "",

@@ -140,7 +140,7 @@ class _NightlyCall:
             last = None if word is NightWord.UNANSWERED else nights[0].commit
             earlier = (night.commit for night in nights[1:] if self.watch.word_of(night) is NightWord.ACCEPTED)
             latest = nights[0].commit if word is NightWord.ACCEPTED else next(earlier, self.pinned)
-            accepted = latest if self.branch.is_before(self.pinned, latest) else self.pinned
+            accepted = latest if self.branch.repository.is_before(self.pinned, latest) else self.pinned
         why = self._nothing_new(accepted, last, every)
         if why is not None:
             err().print(escape(f"nothing new: {why}"))
@@ -162,7 +162,7 @@ class _NightlyCall:
         culprit = (self._searched if self.bisects else self._range)(night, answer) if is_worse else []
         comparisons = self._comparisons(night, answer)
         if not self.watch.as_json:
-            title = f"{self.branch.titled(night.commit)} {_HEADLINES[answer.word]}: {answer.reason}"
+            title = f"{self._titled(night.commit)} {_HEADLINES[answer.word]}: {answer.reason}"
             out().print(f"[bold]{escape(title)}[/]")
             for line in (*comparisons, *culprit):
                 out().print(escape(f"  {line}"))
@@ -181,12 +181,15 @@ class _NightlyCall:
             )
         return _CODES[answer.word], answer.word
 
+    def _titled(self, commit: str) -> str:
+        return self.branch.repository.titled(commit)
+
     def _nothing_new(self, accepted: str, last: str | None, every: int) -> str | None:
         """Say why the newest commit needs no ablation, or return None; `last` is the newest one with an answer."""
-        branch, head = self.branch, self.branch.titled(self.branch.head)
+        branch, head = self.branch, self._titled(self.branch.head)
         for commit, name in ((accepted, "accepted"), (last, "compared last")):
             if commit is not None and branch.code_of(commit) == branch.code_of(branch.head):
-                return f"the code of {head} is that of the commit {name}, {branch.titled(commit)}"
+                return f"the code of {head} is that of the commit {name}, {self._titled(commit)}"
         count = branch.commits_since(last or accepted)
         return f"{wording.counted(count, 'commit')} of {every}, up to {head}" if count < every else None
 
@@ -207,7 +210,7 @@ class _NightlyCall:
     def _comparisons(self, night: Night, answer: NightAnswer) -> list[str]:
         lines = []
         for one in answer.variants:
-            change, where = change_of(one), f"{one.arm} {self.branch.titled(night.other(one.arm))}"
+            change, where = change_of(one), f"{one.arm} {self._titled(night.other(one.arm))}"
             if change is None:
                 lines.append(f"against {where}: {wording.with_minus(one.reason)}")
                 continue
@@ -262,10 +265,10 @@ class _NightlyCall:
         return unsent
 
     def _note(self, night: Night, answer: NightAnswer, culprit: list[str]) -> notes.Note:
-        title, comparisons = self.branch.titled(night.commit), self._comparisons(night, answer)
+        title, comparisons = self._titled(night.commit), self._comparisons(night, answer)
         lines = (f"{title} is worse: {answer.reason}.", *comparisons, *culprit, self.watch.page(night))
         subject = f"{self.watch.label}: {title} is worse, {comparisons[0]}"
-        picture = notes.picture_of(self._changes(night), f"{self._metric} against {self.branch.titled(self.pinned)}")
+        picture = notes.picture_of(self._changes(night), f"{self._metric} against {self._titled(self.pinned)}")
         return notes.Note(title=wording.shorten(subject, _MOST_TITLE), text="\n".join(lines), picture=picture)
 
     def _changes(self, night: Night) -> list[tuple[str, NightChange]]:
