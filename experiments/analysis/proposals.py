@@ -179,6 +179,8 @@ def with_kept(incumbent: bytes, proposal: bytes) -> bytes:
     if own.get("overrides"):
         workload["overrides"] = {**(workload.get("overrides") or {}), **own["overrides"]}
     baseline |= {name: own[name] for name in ("args", "env") if own.get(name) is not None}
+    if own.get("environment") is not None:
+        workload["environment"] = own["environment"]
     if own.get("code") is not None:
         if workload.get("evaluate") is not None:
             workload["evaluate"] = _with_code(workload["evaluate"], workload.get("code"))
@@ -192,6 +194,8 @@ def with_kept(incumbent: bytes, proposal: bytes) -> bytes:
     return spec_yaml(values)
 
 
+_OF_BOTH = ("overrides", "code", "environment")
+"""Keys of the workload that a variant may change."""
 INCUMBENT = "incumbent"
 """Name of the variant that compares an incumbent with its session's first baseline."""
 
@@ -205,12 +209,13 @@ def since_the_first(first: bytes, incumbent: bytes) -> bytes:
     before, now, baseline = began["workload"], values["workload"], values.get("baseline") or {}
     variant = {name: baseline[name] for name in ("gates", "args", "env") if baseline.get(name)}
     variant |= {"overrides": now["overrides"]} if now.get("overrides") else {}
+    variant |= {"environment": now["environment"]} if now.get("environment") != before.get("environment") else {}
     code, old = now.get("code"), before.get("code")
     if code != old:
         both = isinstance(code, Mapping) and isinstance(old, Mapping)
         variant["code"] = {"commit": code["commit"]} if both and code.get("git", "") == old.get("git") else code
-    workload = {name: value for name, value in now.items() if name not in ("overrides", "code")}
-    workload |= {name: before[name] for name in ("overrides", "code") if before.get(name) is not None}
+    workload = {name: value for name, value in now.items() if name not in _OF_BOTH}
+    workload |= {name: before[name] for name in _OF_BOTH if before.get(name) is not None}
     set_requirements(workload, {BASELINE: (before, BASELINE), INCUMBENT: (now, BASELINE)})
     values |= {"baseline": began.get("baseline") or {}, "workload": workload, "variants": {INCUMBENT: variant}}
     return spec_yaml(values)

@@ -25,6 +25,7 @@ from ablate.experiments.design.problems import listed, shown
 from ablate.experiments.design.recipes import RECIPES, UNPUBLISHED
 from ablate.experiments.design.spec_values import (
     MOST_LETTERS,
+    NAME_PATTERN,
     BaselineGates,
     Name,
     Overrides,
@@ -196,6 +197,12 @@ def _check_data(value: object) -> object:
     raise refuse(f"data is {shown(value)}; allowed: a path beside the spec, or an absolute one on the node")
 
 
+def _below_the_code(name: str, value: str, example: str) -> str:
+    if value.startswith("/") or ".." in value.split("/"):
+        raise refuse(f"{name} is {shown(value)}; allowed: a place below the folder of the code, such as {example}")
+    return value
+
+
 class Commit(SpecPart):
     """A commit of the workload's repository."""
 
@@ -229,11 +236,39 @@ class DataBeside(SpecPart):
     @field_validator("at")
     @classmethod
     def _below(cls, value: str) -> str:
-        if value.startswith("/") or ".." in value.split("/"):
-            raise refuse(f"at is {shown(value)}; allowed: a place below the folder of the code, such as data")
+        return _below_the_code("at", value, "data")
+
+
+class LockedEnvironment(SpecPart):
+    """A Python environment that each node builds once, from packages with exact versions."""
+
+    lock: Annotated[
+        str,
+        Field(
+            pattern=_ANY_FOLDER,
+            description="A file of the code with NAME==VERSION in each line, as `uv export` and `pip freeze` write it.",
+        ),
+    ]
+
+
+def _check_environment(value: object) -> object:
+    if isinstance(value, str) and len(value) <= MOST_LETTERS and re.fullmatch(NAME_PATTERN[1:-1], value):
         return value
+    if isinstance(value, LockedEnvironment):
+        return value
+    if isinstance(value, Mapping) and set(value) == {"lock"}:
+        lock = value["lock"]
+        if not isinstance(lock, str) or not re.fullmatch(_ANY_FOLDER[1:-1], lock):
+            raise refuse(f"lock is {shown(lock)}; allowed: a file of the code, such as requirements.lock")
+        return {"lock": _below_the_code("lock", lock, "requirements.lock")}
+    allowed = f"a name of up to {MOST_LETTERS} of a-z, 0-9 and '-', or {{lock: FILE}} with a file of the code"
+    raise refuse(f"environment is {shown(value)}; allowed: {allowed}", "environment: {lock: requirements.lock}")
 
 
+Environment: TypeAlias = Annotated[
+    Annotated[Name, Field(max_length=MOST_LETTERS)] | LockedEnvironment, BeforeValidator(_check_environment)
+]
+"""A Python environment of the node by its name, or one that each node builds."""
 _Folder: TypeAlias = Annotated[str, Field(pattern=_ANY_FOLDER)]
 Code: TypeAlias = Annotated[_Folder | RepositoryCommit | SentCode, BeforeValidator(_check_code)]
 """A folder to send, a folder on the node, a commit of a repository on the node, or an archive that was sent."""
@@ -426,10 +461,11 @@ class Workload(SpecPart):
         description="Files and folders of the node that trials may read and not change: beside the spec, where the "
         "program finds them beside its code, too, or absolute. Their content is not recorded.",
     )
-    environment: Annotated[Name, Field(max_length=MOST_LETTERS)] | None = Field(
+    environment: Environment | None = Field(
         default=None,
         exclude_if=_is_none,
-        description="A Python environment that the node's operator has named; default: the worker's own.",
+        description="A Python environment: one that the node's operator has named, or packages that each node "
+        "installs. Default: the worker's own.",
     )
     env: Variables = Field(default_factory=dict, exclude_if=_is_empty, description="Variables of every arm.")
     secrets: Secrets = Field(
@@ -527,10 +563,14 @@ class ArmSpec(SpecPart):
     env: Variables = Field(default_factory=dict, exclude_if=_is_empty, description="Variables besides the workload's.")
 
 
+_OF_A_VARIANT = ("args", "env", "code", "environment")
+"""Keys of a variant that belong to commands."""
+
+
 def _variant_schema(schema: dict[str, Any]) -> None:
-    """Publish that a variant differs by gates or values, or by arguments, variables or code."""
-    without_null(schema, "gates", "args", "env", "code")
-    changes = [{"required": [name]} for name in ("args", "env", "code")]
+    """Publish that a variant differs by gates or values, or in a key of commands."""
+    without_null(schema, "gates", *_OF_A_VARIANT)
+    changes = [{"required": [name]} for name in _OF_A_VARIANT]
     of_a_recipe = [
         {"required": ["gates"]},
         {"required": ["overrides"], "properties": {"overrides": {"minProperties": 1}}},
@@ -539,7 +579,7 @@ def _variant_schema(schema: dict[str, Any]) -> None:
 
 
 class VariantSpec(SpecPart):
-    """One variant: gates and values in which it differs from the baseline, or its arguments, variables or code."""
+    """One variant: gates and values in which it differs, or its arguments, variables, code or packages."""
 
     model_config = ConfigDict(json_schema_extra=_variant_schema)
 
@@ -565,13 +605,17 @@ class VariantSpec(SpecPart):
     code: VariantCode | None = Field(
         default=None, exclude_if=_is_none, description="Another folder, or another commit of the same repository."
     )
+    environment: Annotated[LockedEnvironment, BeforeValidator(_check_environment)] | None = Field(
+        default=None, exclude_if=_is_none, description="Other packages than the workload's."
+    )
 
     @model_validator(mode="after")
     def _one_kind(self) -> "VariantSpec":
-        own = [name for name in ("args", "env", "code") if getattr(self, name) is not None]
+        own = [name for name in _OF_A_VARIANT if getattr(self, name) is not None]
         ours = [name for name in ("gates", "overrides") if getattr(self, name)]
         if not ours and not own:
-            detail = "a variant changes 'gates' or 'overrides' of a recipe, or 'args', 'env' or 'code' of a command"
+            names = "'args', 'env', 'code' or 'environment'"
+            detail = f"a variant changes 'gates' or 'overrides' of a recipe, or {names} of a command"
             raise refuse(f"{detail}; it has none")
         if ours and own:
             raise refuse(f"'{ours[0]}' belong to recipes and '{own[0]}' to commands; give one of them")

@@ -85,9 +85,9 @@ class BlockRunner:
     def __init__(self, context: NodeContext, *, on_receipt: Callable[[Receipt], None] = _ignore) -> None:
         self._context = context
         self._on_receipt = on_receipt
-        self._prepared: dict[str, Path] = {}
-        """Dataset folders of the running block, by the part of a configuration that decides their content. The next
-        block reads its corpus again, because files may have changed."""
+        self._prepared: dict[str, TrialResult] = {}
+        """What preparations of the running block left, by the part of a configuration that decides their content. The
+        next block reads its corpus again, because files may have changed."""
         self._patience = Patience()
         self._changed: str | None = None
         """Which software of this node changed since the start of this process, after the last block."""
@@ -287,11 +287,14 @@ class BlockRunner:
         self._check_data(workload)
         order = replace(order, program_prefix=self._prefix_of(workload), secrets=self._secrets_of(workload))
         if workload.prepared is not None:
-            order = replace(order, dataset=self._prepare(order, lease, attempt_id=block.attempt_id))
+            prepared = self._prepare(order, lease, attempt_id=block.attempt_id)
+            prefix = prepared.program_prefix or order.program_prefix
+            order = replace(order, dataset=prepared.data_folder, program_prefix=prefix)
         judge = workload.judge if isinstance(workload, ProgramArm) else None
         if judge is not None:
             of_judge = replace(order, config=judge)
-            order = replace(order, evaluation=self._prepare(of_judge, lease, attempt_id=block.attempt_id))
+            prepared = self._prepare(of_judge, lease, attempt_id=block.attempt_id)
+            order = replace(order, evaluation=prepared.data_folder)
         return order
 
     def _fetch_code(self, attempt_id: str, digest: str, lease: Lease) -> None:
@@ -330,8 +333,8 @@ class BlockRunner:
     def _node_class(self) -> NodeClass:
         return self._context.node.node_class
 
-    def _prepare(self, order: TrialOrder, lease: Lease, *, attempt_id: str) -> Path:
-        """Return the folder of the dataset or code, which a process of its own makes from the files as they are now.
+    def _prepare(self, order: TrialOrder, lease: Lease, *, attempt_id: str) -> TrialResult:
+        """Return the result with the dataset or code, which a process of its own makes from the files as they are now.
 
         No arm answers for a failure here. Raises BlockBroken without an arm.
         """
@@ -341,7 +344,7 @@ class BlockRunner:
             if workload.archive is not None:
                 self._fetch_code(attempt_id, workload.archive, lease)
             ending = self._run(replace(order, prepare_only=True), lease, timeout_s=PREPARATION_LIMIT_S)
-            self._prepared[key] = _prepared_folder(order, workload, ending)
+            self._prepared[key] = _prepared(order, workload, ending)
         return self._prepared[key]
 
     def _run(self, order: TrialOrder, lease: Lease, *, timeout_s: float, arm: str | None = None) -> Ending:
@@ -394,8 +397,8 @@ _HOW_IT_ENDED = {
 """Of a rehearsal; any other reason is its time limit."""
 
 
-def _prepared_folder(order: TrialOrder, workload: ArmConfig, ending: Ending) -> Path:
-    """Return the folder that a preparation left. Raises BlockBroken with the reason why it left none."""
+def _prepared(order: TrialOrder, workload: ArmConfig, ending: Ending) -> TrialResult:
+    """Return what a preparation left. Raises BlockBroken with the reason why it left no folder."""
     failed = workload.preparation
     if ending.stopped is StopReason.OUTPUT_LIMIT:
         raise BlockBroken(FailureClass.OUTPUT_LIMIT, f"{failed}: its process used too much space")
@@ -410,4 +413,4 @@ def _prepared_folder(order: TrialOrder, workload: ArmConfig, ending: Ending) -> 
         raise BlockBroken(FailureClass.INFRA_NODE, f"{failed}: {why}")
     if result.data_folder is None:
         raise BlockBroken(result.failure_class or FailureClass.INFRA_NODE, f"{failed}: {result.message}")
-    return result.data_folder
+    return result

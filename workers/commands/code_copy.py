@@ -22,6 +22,7 @@ from ablate.experiments.records.code_tree import (
 )
 from ablate.experiments.records.commit_files import write_commit
 from ablate.model.errors import DataError
+from ablate.workers.commands.locked_environment import locked_environment
 from ablate.workers.environment_variables import TRIAL_READABLE
 from ablate.workers.paths import is_allowed
 from ablate.workers.trials.result import TrialOrder, TrialResult
@@ -61,7 +62,18 @@ def copy_code(order: TrialOrder) -> TrialResult:
         else:
             target.rename(final)
     _prune(root, keep=final)
-    return TrialResult.partial(data_digest=digest, data_folder=final)
+    return TrialResult.partial(data_digest=digest, data_folder=final, program_prefix=_environment(order, final))
+
+
+def _environment(order: TrialOrder, code: Path) -> Path | None:
+    """Return the Python environment that the lock of the program names; None without one."""
+    name, folder = order.program.lock, order.environments or order.data_dir / "environments"
+    if name is None:
+        return None
+    lock = code / name
+    if not lock.is_file():
+        raise DataError(f"the code has no file {name!r}, which workload.environment or its variant names as lock")
+    return locked_environment(name, lock.read_text(encoding="utf-8", errors="replace"), folder)
 
 
 def _is_whole(copy: Path, digest: str) -> bool:

@@ -191,6 +191,7 @@ class Keeper:
                 config=wanted.config.with_seed(wanted.seed),
                 paths=paths,
                 data_dir=self._folder / "data",
+                environments=Path.home() / ".cache" / "ablate" / "environments",
                 secrets=self._secrets,
                 device_type=find_devices().node_class.device_type,
                 most_bytes=self._most_bytes,
@@ -212,7 +213,8 @@ class Keeper:
         result, judge = TrialResult.partial(), order.program.judge
         if order.config.prepared is not None:
             result = self._process_result(dataclasses.replace(order, prepare_only=True), order.paths.prepared)
-            order = dataclasses.replace(order, dataset=result.data_folder)
+            prefix = result.program_prefix or order.program_prefix
+            order = dataclasses.replace(order, dataset=result.data_folder, program_prefix=prefix)
         if judge is not None and result.failure_class is None:
             copying = dataclasses.replace(order, config=judge, prepare_only=True)
             result = self._process_result(copying, order.paths.prepared)

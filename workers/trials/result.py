@@ -86,6 +86,8 @@ class TrialOrder:
     """Folders of this node that may contain the code of commands; None for any."""
     data_roots: tuple[Path, ...] | None = None
     """Files and folders of this node that may contain their data; None for any."""
+    environments: Path | None = None
+    """Folder for the Python environments that this node builds; None for one in `data_dir`."""
     origin: Path | None = None
     """Folder from which the code was packed, if this machine's user packed it just now."""
     isolation: Isolation | None = None
@@ -113,7 +115,11 @@ class TrialOrder:
         may open sockets.
         """
         readable = [*system_folders(), *self._sources()]
-        writable = [self.paths.folder, *([self.data_dir] if self.prepare_only else [])]
+        writable = [self.paths.folder]
+        if self.prepare_only:
+            if self.environments is not None:
+                self.environments.mkdir(parents=True, exist_ok=True)
+            writable += [self.data_dir, *([] if self.environments is None else [self.environments])]
         self.data_dir.mkdir(parents=True, exist_ok=True)
         readable += [folder for folder in (self.dataset, self.evaluation) if folder is not None]
         caches = [*map(Path, self.caches.values()), *([] if self.kernels is None else [self.kernels])]
@@ -158,6 +164,8 @@ class TrialResult(TrialMeasurements):
     val_digest: str | None = None
     """Of tokenizer and validation rows."""
     data_folder: Path | None = None
+    program_prefix: Path | None = None
+    """Folder of the Python environment that the node built for it."""
     """Folder of the dataset on this node."""
     compilation: CompilationReport | None = None
     """Of a trial that compiled and executed nothing."""

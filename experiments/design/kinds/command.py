@@ -29,6 +29,7 @@ from ablate.experiments.design.workload import (
     COMMAND,
     Commit,
     DataBeside,
+    LockedEnvironment,
     RepositoryCommit,
     SentCode,
     SpecPart,
@@ -75,12 +76,14 @@ class CommandArm(ProgramArm):
         """Return the command that all arms share, where it runs, and on how many devices and nodes."""
         evaluation = {} if self.evaluate is None else {"evaluate": self.evaluate.command}
         nodes = {} if self.nodes == 1 else {"nodes": self.nodes}
+        lock = {} if self.lock is None else {"lock": self.lock}
         own = {name: self.values_with_seed[name] for name in ("command", "environment", "devices")}
-        return own | evaluation | nodes
+        return own | lock | evaluation | nodes
 
     def content(self) -> dict[str, Any]:
         """Return the command line, the variables and the code, wherever the spec divides a command from arguments."""
-        names = ("env", "code", "environment", *(() if self.evaluate is None else ("evaluate",)))
+        own = {"evaluate": self.evaluate, "lock": self.lock}
+        names = ("env", "code", "environment", *(name for name, value in own.items() if value is not None))
         return {"argv": [*self.command, *self.args], **{name: self.values_with_seed[name] for name in names}}
 
     def claim_of(self, _name: str) -> Claim:
@@ -101,7 +104,8 @@ def _drafts(spec: AblationSpec) -> Iterator[Draft]:
         env={**workload.env, **base.env},
         code=_plain(workload.code),
         data=tuple(one.model_dump() if isinstance(one, DataBeside) else one for one in workload.data),
-        environment=workload.environment,
+        environment=workload.environment if isinstance(workload.environment, str) else None,
+        lock=_lock_of(workload),
         evaluate=_evaluation(workload),
         **shared_fields(spec),
     )
@@ -110,6 +114,8 @@ def _drafts(spec: AblationSpec) -> Iterator[Draft]:
     for name, config in configs.items():
         declared: dict[str, Any] = {"args": " ".join(config.args), "code": _shown_code(config.code)}
         declared |= {f"env.{variable}": config.env.get(variable, "") for variable in variables}
+        if any(variant.environment for variant in spec.variants.values()):
+            declared["environment"] = config.lock or ""
         yield Draft(name, declared, replace(config, **requirements(workload, name)))
 
 
@@ -134,11 +140,17 @@ def _changed(spec: AblationSpec, first: CommandArm, own: VariantSpec) -> Command
         repository = first.code if isinstance(own.code, Commit) and isinstance(first.code, Mapping) else {}
         code = _plain(own.code)
         changes["code"] = {**repository, **code} if isinstance(code, dict) else code
+    if own.environment is not None:
+        changes["lock"] = own.environment.lock
     return replace(first, **changes)
 
 
 def _plain(code: str | SpecPart | None) -> str | dict[str, str] | None:
     return code.model_dump() if isinstance(code, SpecPart) else code
+
+
+def _lock_of(own: Workload | VariantSpec) -> str | None:
+    return own.environment.lock if isinstance(own.environment, LockedEnvironment) else None
 
 
 def _shown_code(code: str | Mapping[str, str] | None) -> str:
@@ -176,11 +188,12 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         detail = "gates belong to recipes; this workload is a command"
         yield SpecProblem(pointer=pointer("baseline", "gates"), detail=detail, hint="use args or env")
     yield from _relative_problems(spec)
+    yield from _environment_problems(spec)
     for name, own in spec.variants.items():
         if own.gates is not None:
             detail = "gates belong to recipes; this workload is a command"
             where = pointer("variants", name, "gates")
-            yield SpecProblem(pointer=where, detail=detail, hint="use args, env or code")
+            yield SpecProblem(pointer=where, detail=detail, hint="use args, env, code or environment")
         if own.overrides:
             where, detail = pointer("variants", name, "overrides"), "overrides belong to recipes; this is a command"
             yield SpecProblem(pointer=where, detail=detail, hint="use args or env")
@@ -193,6 +206,22 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         yield SpecProblem(pointer=where, detail=detail, hint="write [bash, -o, pipefail, -c, ...]")
     yield from _evaluation_problems(spec)
     yield from requirement_problems(spec)
+
+
+def _environment_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find locks that nothing can read, or that would change more than their arm."""
+    workload = spec.workload
+    own = [pointer("variants", name, "environment") for name, variant in spec.variants.items() if _lock_of(variant)]
+    for where in [*([pointer("workload", "environment")] if _lock_of(workload) else []), *own][:1]:
+        if workload.code is None:
+            detail = "a lock is a file of the code, and this workload has none"
+            yield SpecProblem(pointer=where, detail=detail, hint="write workload.code: . with the lock in it")
+        if workload.evaluate is not None:
+            detail = "the evaluation runs with the packages of its arm, so no code of an arm may choose them"
+            yield SpecProblem(pointer=where, detail=detail, hint="let the program report its metrics")
+    if own and isinstance(workload.environment, str):
+        detail = f"the baseline runs in environment '{workload.environment}' of the node, whose packages no lock names"
+        yield SpecProblem(pointer=own[0], detail=detail, hint="write workload.environment: {lock: FILE}, too")
 
 
 def _evaluation_problems(spec: AblationSpec) -> Iterator[SpecProblem]:

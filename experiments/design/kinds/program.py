@@ -62,6 +62,8 @@ class ProgramArm(ArmConfig):
     """Files and folders of the node that it reads: absolute paths, or {path, at} for one beside its code."""
     environment: str | None = None
     """A Python environment that the node's operator has named."""
+    lock: Annotated[str | None, Field(exclude_if=lambda value: value is None)] = None
+    """The file of the code with the packages of an environment that the node builds."""
     metrics: Mapping[str, Literal["higher", "lower"]] = field(default_factory=dict)
     """Better direction of each declared metric."""
     lines: Annotated[Mapping[str, str], Field(exclude_if=lambda value: not value)] = field(default_factory=dict)
@@ -116,8 +118,10 @@ class ProgramArm(ArmConfig):
 
     @property
     def prepared(self) -> str | None:
-        """Text of the program's code; None without files."""
-        return None if self.code is None else canonical_json(self.code)
+        """Text of the program's code, and of the lock in it; None without files."""
+        if self.code is None or self.lock is None:
+            return None if self.code is None else canonical_json(self.code)
+        return canonical_json([self.code, self.lock])
 
     @property
     def archive(self) -> str | None:
@@ -138,7 +142,7 @@ class ProgramArm(ArmConfig):
         bare = replace(
             self, args=(), evaluate=None, needs="process", profile=False, required_kernels={}, required_live={}
         )
-        return replace(bare, command=own.command, code=own.code, env=own.env)
+        return replace(bare, command=own.command, code=own.code, env=own.env, lock=None)
 
     @property
     def libraries(self) -> tuple[Path, ...]:

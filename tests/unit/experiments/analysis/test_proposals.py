@@ -269,11 +269,12 @@ def random_command(rng: random.Random) -> dict[str, Any]:
         "args": ["--lr", rng.choice(["1e-3", "2E5", str(rng.random())])],
         "env": {"A": str(rng.random())},
         "code": rng.choice([archives[1], "/srv/other", *([{"commit": "9c1b77e"}] if code is git else [])]),
+        "environment": {"lock": rng.choice(["a.lock", "b.lock"])},
     }
-    own = rng.sample(sorted(changes), rng.randint(1, 3))
+    own = rng.sample(sorted(changes), rng.randint(1, 4))
     base = {name: value for name, value in {"args": ["--old"], "env": {"B": "1"}}.items() if rng.random() < 0.5}
     values = command_values(baseline=base, variants={"new": {name: changes[name] for name in own}})
-    values["workload"] |= {"code": code, "env": {"C": "2"}}
+    values["workload"] |= {"code": code, "env": {"C": "2"}, **rng.choice([{}, {"environment": {"lock": "a.lock"}}])}
     evaluates = rng.choice([None, ["python", "judge.py"], {"command": ["a"]}, {"command": ["a"], "code": archives[1]}])
     if evaluates is not None:
         values["workload"] |= {"evaluate": evaluates, "metrics": {"val": {"better": "lower"}}}
