@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ablate.experiments.credentials import credential, credentials_in, form_of
-from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.design.metrics import METRIC_NAME, METRICS, NOT_OURS, DeclaredMetric
 from ablate.experiments.design.problems import listed, shown
 from ablate.experiments.design.recipes import RECIPES, UNPUBLISHED
 from ablate.experiments.design.spec_values import (
@@ -31,14 +31,16 @@ from ablate.experiments.design.spec_values import (
     Problems,
     RequiredKernels,
     RequiredLive,
+    SpecPart,
     Text,
     VariantGates,
+    is_none,
     of_a_package,
     one_of,
     raise_all,
     refuse,
+    without_null,
 )
-from ablate.experiments.documents import Frozen
 
 COMMAND = "command"
 """Name of a workload that is a command, in the place of a recipe's."""
@@ -58,8 +60,6 @@ MAX_TIMED = 10_000
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]*)\}")
 _VARIABLE = "^[A-Za-z_][A-Za-z0-9_]{0,127}$"
-_METRIC = "^[a-z][a-z0-9_]{0,62}$"
-_LINE = r"^[^\u0000-\u001f{}]*\{\}[^\u0000-\u001f{}]*$"
 _ANY_FOLDER = "^[^\\u0000-\\u001f\\u007f]{1,1000}$"
 _ABSOLUTE = "^/[^\\u0000-\\u001f\\u007f]{1,1000}$"
 _DIGEST = "^sha256:[0-9a-f]{64}$"
@@ -70,25 +70,6 @@ _OURS = re.compile("ABLATE_.*|CUDA_VISIBLE_DEVICES|LD_PRELOAD|LD_LIBRARY_PATH")
 """Variables that a spec may not set: they would change the worker's marks, its device locks or its program."""
 WORKER_VARIABLES = re.compile(f"{_OURS.pattern}|PATH|PYTHON[A-Z]*|HOME|TMPDIR|VIRTUAL_ENV")
 """Variables that the worker sets, and that no secret can replace."""
-
-
-class SpecPart(Frozen):
-    """A part of a spec: values have exactly the declared types."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-def without_null(schema: dict[str, Any], *names: str) -> None:
-    """Publish optional keys as present or absent, never null."""
-    for name in names:
-        entry = schema["properties"][name]
-        present = [option for option in entry.pop("anyOf") if option != {"type": "null"}]
-        entry.pop("default", None)
-        entry.update(present[0] if len(present) == 1 else {"anyOf": present})
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 def _is_empty(value: object) -> bool:
@@ -308,41 +289,6 @@ class Steps(SpecPart):
     )
 
 
-NOT_OURS: dict[str, Any] = {"pattern": _METRIC, "not": {"enum": [*METRICS]}}
-"""JSON Schema of the name of a declared metric."""
-
-
-def is_declarable(name: str) -> bool:
-    """Return whether a spec may declare a metric of this name."""
-    return name not in METRICS and re.fullmatch(_METRIC[1:-1], name) is not None
-
-
-def _metric_schema(schema: dict[str, Any]) -> None:
-    without_null(schema, "line")
-
-
-class DeclaredMetric(SpecPart):
-    """A number that a program reports at its end."""
-
-    model_config = ConfigDict(json_schema_extra=_metric_schema)
-
-    better: Literal["higher", "lower"] = Field(description="Direction of improvement.")
-    line: Annotated[Text, Field(max_length=200, pattern=_LINE)] | None = Field(
-        default=None,
-        exclude_if=_is_none,
-        description="Part of a line that the program prints, with {} in place of the number; the last one counts. For "
-        "programs that cannot be changed.",
-    )
-
-    @field_validator("line", mode="before")
-    @classmethod
-    def _one_place(cls, value: object) -> object:
-        if isinstance(value, str) and (value.count("{}") != 1 or value.strip() == "{}"):
-            detail = f"line is {shown(value)}; allowed: text of the line with {{}} once, in place of the number"
-            raise refuse(detail, "such as 'val loss: {}'")
-        return value
-
-
 def _evaluation_schema(schema: dict[str, Any]) -> None:
     without_null(schema, "code")
 
@@ -358,7 +304,7 @@ class EvaluationSpec(SpecPart):
     )
     code: Code | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="Its files, as workload.code, which is the default. A session keeps the code that opened it.",
     )
 
@@ -404,19 +350,19 @@ class Workload(SpecPart):
 
     recipe: Annotated[str, Field(json_schema_extra={"enum": [*RECIPES]})] | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="A named configuration: built in, or of an installed package.",
     )
     overrides: Overrides = Field(default_factory=dict, description="Values changed in the recipe, for every arm.")
     steps: Steps = Field(default_factory=Steps)
     command: Command | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="Program and arguments, without a shell; {seed}, {out} and {steps} are filled in.",
     )
     code: Code | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="The program's files: a folder that commands pack and send (relative to the spec), an absolute "
         "folder on the node, or a commit of a repository in either place. Each trial runs in a copy.",
     )
@@ -428,7 +374,7 @@ class Workload(SpecPart):
     )
     environment: Annotated[Name, Field(max_length=MOST_LETTERS)] | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="A Python environment that the node's operator has named; default: the worker's own.",
     )
     env: Variables = Field(default_factory=dict, exclude_if=_is_empty, description="Variables of every arm.")
@@ -442,11 +388,11 @@ class Workload(SpecPart):
         dict[str, DeclaredMetric],
         Field(max_length=MAX_METRICS, json_schema_extra={"propertyNames": NOT_OURS}),
     ] = Field(
-        default_factory=dict, exclude_if=_is_empty, description="Numbers that the program reports at the end of a run."
+        default_factory=dict, exclude_if=_is_empty, description="Numbers that the program reports, prints or logs."
     )
     evaluate: EvaluationSpec | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="A command that measures the declared metrics after the program, in a process and a copy of the "
         "workload's code that no arm changes. What the program says of these metrics does not count.",
     )
@@ -481,7 +427,7 @@ class Workload(SpecPart):
     @classmethod
     def _named(cls, value: dict[str, DeclaredMetric]) -> dict[str, DeclaredMetric]:
         rule = "allowed: 1 to 63 of a-z, 0-9 and '_', beginning with a letter"
-        bad = [name for name in value if not re.fullmatch(_METRIC[1:-1], name)]
+        bad = [name for name in value if not METRIC_NAME.fullmatch(name)]
         errors = [(name, refuse(f"metric name {shown(name)} is not allowed; {rule}"), name) for name in bad]
         for name in METRICS.keys() & value.keys():
             detail = f"'{name}' is the name of a metric of Ablate; allowed: any other name"
@@ -545,7 +491,7 @@ class VariantSpec(SpecPart):
 
     gates: VariantGates | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         title="Variant gates",
         description="Gates by name; others keep the baseline's value.",
     )
@@ -556,14 +502,14 @@ class VariantSpec(SpecPart):
     )
     args: Arguments | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="Arguments appended to the command, instead of the baseline's.",
     )
     env: Variables | None = Field(
-        default=None, exclude_if=_is_none, description="Variables besides the workload's, instead of the baseline's."
+        default=None, exclude_if=is_none, description="Variables besides the workload's, instead of the baseline's."
     )
     code: VariantCode | None = Field(
-        default=None, exclude_if=_is_none, description="Another folder, or another commit of the same repository."
+        default=None, exclude_if=is_none, description="Another folder, or another commit of the same repository."
     )
 
     @model_validator(mode="after")

@@ -16,6 +16,7 @@ from ablate.experiments.design.kinds.kind import Draft, Drafts
 from ablate.experiments.design.kinds.program import (
     Evaluation,
     ProgramArm,
+    logged_problems,
     requirement_problems,
     requirements,
     shared_fields,
@@ -24,6 +25,7 @@ from ablate.experiments.design.metrics import PROCESS_METRICS, SEED_METRICS
 from ablate.experiments.design.packages import lane_over
 from ablate.experiments.design.problems import listed, pointer, shown
 from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.spec_values import SpecPart
 from ablate.experiments.design.workload import (
     ARCHIVE,
     COMMAND,
@@ -31,7 +33,6 @@ from ablate.experiments.design.workload import (
     DataBeside,
     RepositoryCommit,
     SentCode,
-    SpecPart,
     VariantSpec,
     Workload,
 )
@@ -192,6 +193,7 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         where, detail = pointer("workload", "command"), f"{HIDDEN_FAILURES}, and {spec.verdict.primary.metric} decides"
         yield SpecProblem(pointer=where, detail=detail, hint="write [bash, -o, pipefail, -c, ...]")
     yield from _evaluation_problems(spec)
+    yield from logged_problems(spec)
     yield from requirement_problems(spec)
 
 

@@ -163,8 +163,8 @@ class ArmConfig(ABC):
         """Better direction of each metric that the program reports, by name."""
         return {}
 
-    def line_of(self, _metric: str) -> str | None:
-        """Return the line that the program prints with a metric, {} in place of the number; None without one."""
+    def origin_of(self, _metric: str) -> str | None:
+        """Return the line that the program prints with a metric, or where it logs it; None if it reports it."""
         return None
 
     @property
