@@ -3,12 +3,8 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
-
-from ablate.experiments.design.problems import shown
-from ablate.experiments.design.spec_values import SpecPart, Text, is_none, refuse, without_null
 from ablate.model.measurements import GIB, Metric, TrialMeasurements, metrics_of
 
 
@@ -160,7 +156,6 @@ PEAK_METRICS: tuple[str, ...] = ("peak_reserved_gib", "peak_allocated_gib", "hbm
 
 
 METRIC_NAME = re.compile("[a-z][a-z0-9_]{0,62}")
-_LINE = r"^[^\u0000-\u001f{}]*\{\}[^\u0000-\u001f{}]*$"
 Tracker: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
 TRACKER_VARIABLES: Mapping[Tracker, tuple[str, ...]] = {
     "tensorboard": (),
@@ -190,60 +185,3 @@ class LoggedMetric:
 
     def __str__(self) -> str:
         return f"{self.tracker}: {self.tag}" + (f" of run {self.run}" if self.run else "")
-
-
-def _metric_schema(schema: dict[str, Any]) -> None:
-    without_null(schema, "line", "from", "tag", "run")
-    schema["dependentRequired"] = {"tag": ["from"], "run": ["from"]}
-    schema["not"] = {"required": ["line", "from"]}
-
-
-class DeclaredMetric(SpecPart):
-    """A number that a program reports, prints or logs."""
-
-    model_config = ConfigDict(json_schema_extra=_metric_schema, serialize_by_alias=True)
-
-    better: Literal["higher", "lower"] = Field(description="Direction of improvement.")
-    line: Annotated[Text, Field(max_length=200, pattern=_LINE)] | None = Field(
-        default=None,
-        exclude_if=is_none,
-        description="Part of a line that the program prints, with {} in place of the number; the last one counts. For "
-        "programs that cannot be changed.",
-    )
-    tracker: Tracker | None = Field(
-        default=None,
-        alias="from",
-        exclude_if=is_none,
-        description="Where the program logs the number already: event files of TensorBoard, offline runs of W&B, or a "
-        "local store of MLflow, in the folder of the trial. The last one logged counts.",
-    )
-    tag: Annotated[Text, Field(min_length=1, max_length=250)] | None = Field(
-        default=None, exclude_if=is_none, description="Name under which it is logged; default: the metric's own."
-    )
-    run: Annotated[Text, Field(min_length=1, max_length=250)] | None = Field(
-        default=None,
-        exclude_if=is_none,
-        description="Of several runs that log it, the one that counts: its name, or of TensorBoard the end of its "
-        "folder, such as validation.",
-    )
-
-    @field_validator("line", mode="before")
-    @classmethod
-    def _one_place(cls, value: object) -> object:
-        if isinstance(value, str) and (value.count("{}") != 1 or value.strip() == "{}"):
-            detail = f"line is {shown(value)}; allowed: text of the line with {{}} once, in place of the number"
-            raise refuse(detail, "such as 'val loss: {}'")
-        return value
-
-    @model_validator(mode="after")
-    def _one_place_only(self) -> "DeclaredMetric":
-        if self.line is not None and self.tracker is not None:
-            raise refuse("'line' and 'from' are two places of one number; give one of them")
-        extra = next((name for name in ("tag", "run") if getattr(self, name) is not None), None)
-        if extra is not None and self.tracker is None:
-            raise refuse(f"'{extra}' belongs to a metric that is logged", f"write from: tensorboard, {extra}: ...")
-        return self
-
-    def logged(self, name: str) -> LoggedMetric | None:
-        """Return where metric `name` is logged; None if the program reports or prints it."""
-        return None if self.tracker is None else LoggedMetric(tracker=self.tracker, tag=self.tag or name, run=self.run)
