@@ -12,8 +12,8 @@ import numpy as np
 from ablate.experiments.analysis.placing import Kind, placed
 from ablate.experiments.catalog.files import read_catalog_file
 from ablate.experiments.design.arms import Arm
-from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.kinds.built_in import BuiltInArm
+from ablate.experiments.design.kinds.gate_readings import read_gates
 from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import BlockPlan, Plan

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from ablate.experiments.design.arms import Arm
-from ablate.experiments.design.gate_readings import declared_readings
+from ablate.experiments.design.kinds.gate_readings import declared_readings
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import BlockPlan, Plan, make_plan

@@ -8,7 +8,7 @@ from ablate.experiments.analysis.arm_summary import measured_trials
 from ablate.experiments.analysis.evidence import Evidence, Pair
 from ablate.experiments.analysis.verdicts import Costs, KernelChange, KernelUse, StepKernels
 from ablate.experiments.block_numbers import block_name
-from ablate.experiments.design.gate_readings import DECLARED
+from ablate.experiments.design.kinds.gate_readings import DECLARED
 from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.design.problems import listed

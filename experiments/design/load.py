@@ -200,7 +200,7 @@ def _allowed_keys(path: Sequence[str | int]) -> tuple[str, ...]:
         model = next(_models_in(annotation))
         if annotation is not model:
             next(parts, None)  # the name of a variant or the index of a requirement
-    return tuple(model.model_fields)
+    return tuple(field.alias or name for name, field in model.model_fields.items())
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

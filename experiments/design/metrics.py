@@ -1,8 +1,9 @@
 """The metrics of a receipt by name: our own, and those that a spec with a command declares."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 from ablate.model.measurements import GIB, Metric, TrialMeasurements, metrics_of
 
@@ -152,3 +153,35 @@ def find_metric(name: str, declared: Mapping[str, Literal["higher", "lower"]]) -
 
 PEAK_METRICS: tuple[str, ...] = ("peak_reserved_gib", "peak_allocated_gib", "hbm_peak_gib")
 """Peaks of memory: only a change at the moment of the peak moves them."""
+
+
+METRIC_NAME = re.compile("[a-z][a-z0-9_]{0,62}")
+Tracker: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
+TRACKER_VARIABLES: Mapping[Tracker, tuple[str, ...]] = {
+    "tensorboard": (),
+    "wandb": ("WANDB_MODE", "WANDB_DIR"),
+    "mlflow": ("MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE"),
+}
+"""Variables by which the worker lets a program log into the folder of its trial."""
+
+NOT_OURS: dict[str, Any] = {"pattern": f"^{METRIC_NAME.pattern}$", "not": {"enum": [*METRICS]}}
+"""JSON Schema of the name of a declared metric."""
+
+
+def is_declarable(name: str) -> bool:
+    """Return whether a spec may declare a metric of this name."""
+    return name not in METRICS and METRIC_NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedMetric:
+    """Where a program logs a metric."""
+
+    tracker: Tracker
+    tag: str
+    """Its name there."""
+    run: str | None = None
+    """The run whose numbers count, of several."""
+
+    def __str__(self) -> str:
+        return f"{self.tracker}: {self.tag}" + (f" of run {self.run}" if self.run else "")

@@ -303,7 +303,8 @@ def _measured(metric: str, base: Arm, other: Arm) -> str:
     """Return a name that metrics share if they are the same number in another unit or under another name.
 
     The metrics of the window follow from its throughput where both arms do the same work in a step, that of a device
-    where both have as many. A printed metric is the line that its program prints.
+    where both have as many. A printed metric is the line that its program prints, a
+    logged one its name in the log.
     """
     if metric in WINDOW_METRICS:
         one, two = base.config, other.config
@@ -311,8 +312,7 @@ def _measured(metric: str, base: Arm, other: Arm) -> str:
             metric = THROUGHPUT
         if metric != PER_DEVICE and one.work == two.work:
             return "window"
-    line = base.config.line_of(metric)
-    return metric if line is None else f"line: {line}"
+    return base.config.origin_of(metric) or metric
 
 
 def question_digest(variants: Iterable[str]) -> str | None:

@@ -43,20 +43,16 @@ from ablate.experiments.design.spec_values import (
     Percent,
     Problems,
     Seconds,
+    SpecPart,
     Text,
     number_in,
     one_of,
     raise_all,
     refuse,
-)
-from ablate.experiments.design.verdict_rule import VerdictRule, primary_name, required_name
-from ablate.experiments.design.workload import (
-    ArmSpec,
-    SpecPart,
-    VariantSpec,
-    Workload,
     without_null,
 )
+from ablate.experiments.design.verdict_rule import VerdictRule, primary_name, required_name
+from ablate.experiments.design.workload import ArmSpec, VariantSpec, Workload
 from ablate.experiments.digest import digest
 from ablate.experiments.node_classes import GPU_PATTERN, NODE_CLASSES, is_gpu
 from ablate.experiments.node_classes import MOST_LETTERS as MOST_LETTERS_OF_CLASS

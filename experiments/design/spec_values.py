@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ConfigDict,
     Field,
     PlainSerializer,
     StrictBool,
@@ -25,6 +26,7 @@ from ablate.experiments.design.gate import Gate, GateValue, show
 from ablate.experiments.design.gates import GATES
 from ablate.experiments.design.problems import listed, nearest, shown
 from ablate.experiments.design.recipes import OVERRIDES, RECIPES, Override
+from ablate.experiments.documents import Frozen
 from ablate.experiments.kernel_pattern import MAX_PATTERN, KernelPattern, PatternError
 
 NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
@@ -52,6 +54,26 @@ _PERCENT = re.compile(PERCENT_PATTERN)
 _AMOUNT = re.compile(AMOUNT_PATTERN)
 _DURATION = re.compile(DURATION_PATTERN)
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+class SpecPart(Frozen):
+    """A part of a spec: values have exactly the declared types."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def without_null(schema: dict[str, Any], *names: str) -> None:
+    """Publish optional keys as present or absent, never null."""
+    for name in names:
+        entry = schema["properties"][name]
+        present = [option for option in entry.pop("anyOf") if option != {"type": "null"}]
+        entry.pop("default", None)
+        entry.update(present[0] if len(present) == 1 else {"anyOf": present})
+
+
+def is_none(value: object) -> bool:
+    """Return whether an optional key is absent."""
+    return value is None
 
 
 def refuse(detail: str, hint: str | None = None) -> PydanticCustomError:

@@ -12,12 +12,14 @@ from ablate.experiments.design.metrics import (
     LOSS_METRICS,
     METRIC_LABELS,
     METRICS,
+    NOT_OURS,
     PAIRED_METRICS,
     PRIMARY_METRICS,
     PROVED_METRICS,
     REQUIRED_METRICS,
     TARGET_METRICS,
     TIMED_METRICS,
+    is_declarable,
 )
 from ablate.experiments.design.power import SESSION_ALPHA, alpha_of
 from ablate.experiments.design.problems import listed, shown
@@ -31,12 +33,13 @@ from ablate.experiments.design.spec_values import (
     Margin,
     Name,
     Percent,
+    SpecPart,
     Target,
     number_in,
     one_of,
     refuse,
+    without_null,
 )
-from ablate.experiments.design.workload import NOT_OURS, SpecPart, is_declarable, without_null
 
 METRIC = "tokens_per_s"
 """The deciding metric of a rule that names none."""

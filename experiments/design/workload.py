@@ -5,7 +5,7 @@ whose arms differ by arguments, environment variables or code.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -20,76 +20,46 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ablate.experiments.credentials import credential, credentials_in, form_of
-from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.design.metrics import METRIC_NAME, METRICS, NOT_OURS, LoggedMetric, Tracker
 from ablate.experiments.design.problems import listed, shown
+from ablate.experiments.design.program_files import Code, Data, Environment, VariantCode, VariantEnvironment
 from ablate.experiments.design.recipes import RECIPES, UNPUBLISHED
 from ablate.experiments.design.spec_values import (
-    MOST_LETTERS,
-    NAME_PATTERN,
     BaselineGates,
-    Name,
     Overrides,
     Problems,
     RequiredKernels,
     RequiredLive,
+    SpecPart,
     Text,
     VariantGates,
+    is_none,
     of_a_package,
     one_of,
     raise_all,
     refuse,
+    without_null,
 )
-from ablate.experiments.documents import Frozen
 
 COMMAND = "command"
 """Name of a workload that is a command, in the place of a recipe's."""
 PLACEHOLDERS = ("seed", "out", "steps")
 """Words in braces that are filled in: the block's seed, a folder for the trial's files, the number of steps."""
-ARCHIVE = "archive"
-"""Key of code that was packed and sent, in place of a folder on the node."""
-HIDDEN = "hidden"
-"""In place of the digest of an archive that a reader may not use."""
 MAX_ARGUMENTS = 200
 MAX_VARIABLES = 64
 MAX_SECRETS = 16
 MAX_METRICS = 32
-MAX_DATA = 32
 MAX_TIMED = 10_000
 """Most timed steps of an arm."""
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]*)\}")
 _VARIABLE = "^[A-Za-z_][A-Za-z0-9_]{0,127}$"
-_METRIC = "^[a-z][a-z0-9_]{0,62}$"
 _LINE = r"^[^\u0000-\u001f{}]*\{\}[^\u0000-\u001f{}]*$"
-_ANY_FOLDER = "^[^\\u0000-\\u001f\\u007f]{1,1000}$"
-_ABSOLUTE = "^/[^\\u0000-\\u001f\\u007f]{1,1000}$"
-_DIGEST = "^sha256:[0-9a-f]{64}$"
-_COMMIT = "^[0-9a-f]{7,64}$"
-COMMIT = re.compile(_COMMIT[1:-1])
 SECRET_NAME = re.compile(_VARIABLE[1:-1])
 _OURS = re.compile("ABLATE_.*|CUDA_VISIBLE_DEVICES|LD_PRELOAD|LD_LIBRARY_PATH")
 """Variables that a spec may not set: they would change the worker's marks, its device locks or its program."""
 WORKER_VARIABLES = re.compile(f"{_OURS.pattern}|PATH|PYTHON[A-Z]*|HOME|TMPDIR|VIRTUAL_ENV")
 """Variables that the worker sets, and that no secret can replace."""
-
-
-class SpecPart(Frozen):
-    """A part of a spec: values have exactly the declared types."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-def without_null(schema: dict[str, Any], *names: str) -> None:
-    """Publish optional keys as present or absent, never null."""
-    for name in names:
-        entry = schema["properties"][name]
-        present = [option for option in entry.pop("anyOf") if option != {"type": "null"}]
-        entry.pop("default", None)
-        entry.update(present[0] if len(present) == 1 else {"anyOf": present})
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 def _is_empty(value: object) -> bool:
@@ -149,136 +119,6 @@ def _check_secrets(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _check_code(value: object) -> object:
-    allowed = "a folder to pack and send, such as '.', an absolute folder on the node"
-    if isinstance(value, str):
-        if not re.fullmatch(_ANY_FOLDER[1:-1], value):
-            detail = f"code {shown(value)} is no folder; allowed: {allowed}"
-            raise refuse(detail, "or {git: /srv/git/lab.git, commit: 4f2a9c1}")
-        return value
-    if isinstance(value, Mapping) and set(value) == {"git", "commit"}:
-        if not isinstance(value["git"], str) or not re.fullmatch(_ANY_FOLDER[1:-1], value["git"]):
-            raise refuse(
-                f"git is {shown(value['git'])}; allowed: a folder beside the spec, or an absolute one on the node"
-            )
-        _check_commit(value["commit"])
-        return dict(value)
-    if isinstance(value, Mapping) and set(value) == {ARCHIVE}:
-        if value[ARCHIVE] == HIDDEN:
-            hint = "its sender types: ablate share ABLATION --code-with NAME"
-            raise refuse("the archive belongs to somebody else, who has not shared it with you", hint)
-        if not isinstance(value[ARCHIVE], str) or not re.fullmatch(_DIGEST[1:-1], value[ARCHIVE]):
-            raise refuse(f"archive is {shown(value[ARCHIVE])}; allowed: sha256: and 64 hexadecimal digits")
-        return dict(value)
-    others = "{git: folder, commit: hexadecimal digits}, or {archive: digest}"
-    raise refuse(f"code is {shown(value)}; allowed: {allowed}, {others}")
-
-
-def _check_commit(value: object) -> None:
-    if not isinstance(value, str) or not re.fullmatch(_COMMIT[1:-1], value):
-        raise refuse(f"commit is {shown(value)}; allowed: 7 to 64 hexadecimal digits; a branch may move")
-
-
-def _check_variant_code(value: object) -> object:
-    if isinstance(value, Mapping) and set(value) == {"commit"}:
-        _check_commit(value["commit"])
-        return dict(value)
-    return _check_code(value)
-
-
-def _check_data(value: object) -> object:
-    if isinstance(value, str):
-        if not re.fullmatch(_ANY_FOLDER[1:-1], value) or not value.strip("/"):
-            detail = f"data {shown(value)} is no file or folder; allowed: one beside the spec, such as data/"
-            raise refuse(detail, "or an absolute path on the node, other than / as a whole")
-        return value
-    if isinstance(value, Mapping) and set(value) == {"path", "at"}:
-        return dict(value)
-    raise refuse(f"data is {shown(value)}; allowed: a path beside the spec, or an absolute one on the node")
-
-
-def _below_the_code(name: str, value: str, example: str) -> str:
-    if value.startswith("/") or ".." in value.split("/"):
-        raise refuse(f"{name} is {shown(value)}; allowed: a place below the folder of the code, such as {example}")
-    return value
-
-
-class Commit(SpecPart):
-    """A commit of the workload's repository."""
-
-    commit: Annotated[str, Field(pattern=_COMMIT, description="7 to 64 hexadecimal digits.")]
-
-
-class RepositoryCommit(SpecPart):
-    """A commit of a repository: one beside the spec, whose files commands pack and send, or one on the node."""
-
-    git: Annotated[
-        str,
-        Field(
-            pattern=_ANY_FOLDER, description="A folder in a repository beside the spec, or a repository on the node."
-        ),
-    ]
-    commit: Annotated[str, Field(pattern=_COMMIT, description="7 to 64 hexadecimal digits.")]
-
-
-class SentCode(SpecPart):
-    """Code that was packed and sent to the service, or travels with a plan."""
-
-    archive: Annotated[str, Field(pattern=_DIGEST, description="Digest of the archive; `code: .` makes it.")]
-
-
-class DataBeside(SpecPart):
-    """Data that the program finds beside its code, although it was not sent."""
-
-    path: Annotated[str, Field(pattern=_ABSOLUTE, description="The file or folder on the node.")]
-    at: Annotated[str, Field(pattern=_ANY_FOLDER, description="Its place below the folder of the code.")]
-
-    @field_validator("at")
-    @classmethod
-    def _below(cls, value: str) -> str:
-        return _below_the_code("at", value, "data")
-
-
-class LockedEnvironment(SpecPart):
-    """A Python environment that each node builds once, from packages with exact versions."""
-
-    lock: Annotated[
-        str,
-        Field(
-            pattern=_ANY_FOLDER,
-            description="A file of the code with NAME==VERSION in each line, as `uv export` and `pip freeze` write it.",
-        ),
-    ]
-
-
-def _check_environment(value: object) -> object:
-    if isinstance(value, str) and len(value) <= MOST_LETTERS and re.fullmatch(NAME_PATTERN[1:-1], value):
-        return value
-    if isinstance(value, LockedEnvironment):
-        return value
-    if isinstance(value, Mapping) and set(value) == {"lock"}:
-        lock = value["lock"]
-        if not isinstance(lock, str) or not re.fullmatch(_ANY_FOLDER[1:-1], lock):
-            raise refuse(f"lock is {shown(lock)}; allowed: a file of the code, such as requirements.lock")
-        return {"lock": _below_the_code("lock", lock, "requirements.lock")}
-    allowed = f"a name of up to {MOST_LETTERS} of a-z, 0-9 and '-', or {{lock: FILE}} with a file of the code"
-    raise refuse(f"environment is {shown(value)}; allowed: {allowed}", "environment: {lock: requirements.lock}")
-
-
-Environment: TypeAlias = Annotated[
-    Annotated[Name, Field(max_length=MOST_LETTERS)] | LockedEnvironment, BeforeValidator(_check_environment)
-]
-"""A Python environment of the node by its name, or one that each node builds."""
-_Folder: TypeAlias = Annotated[str, Field(pattern=_ANY_FOLDER)]
-Code: TypeAlias = Annotated[_Folder | RepositoryCommit | SentCode, BeforeValidator(_check_code)]
-"""A folder to send, a folder on the node, a commit of a repository on the node, or an archive that was sent."""
-VariantCode: TypeAlias = Annotated[_Folder | RepositoryCommit | SentCode | Commit, BeforeValidator(_check_variant_code)]
-"""As `Code`, or another commit of the workload's repository."""
-Data: TypeAlias = Annotated[
-    tuple[Annotated[_Folder | DataBeside, BeforeValidator(_check_data)], ...],
-    Field(strict=False, max_length=MAX_DATA),
-]
-"""Files and folders beside the spec, which its reader makes `DataBeside`, or absolute ones on the node."""
 _Argument: TypeAlias = Annotated[str, Field(max_length=4000), AfterValidator(_check_argument)]
 Arguments: TypeAlias = Annotated[
     tuple[_Argument, ...], Field(strict=False, max_length=MAX_ARGUMENTS), AfterValidator(_check_no_credentials)
@@ -343,30 +183,39 @@ class Steps(SpecPart):
     )
 
 
-NOT_OURS: dict[str, Any] = {"pattern": _METRIC, "not": {"enum": [*METRICS]}}
-"""JSON Schema of the name of a declared metric."""
-
-
-def is_declarable(name: str) -> bool:
-    """Return whether a spec may declare a metric of this name."""
-    return name not in METRICS and re.fullmatch(_METRIC[1:-1], name) is not None
-
-
 def _metric_schema(schema: dict[str, Any]) -> None:
-    without_null(schema, "line")
+    without_null(schema, "line", "from", "tag", "run")
+    schema["dependentRequired"] = {"tag": ["from"], "run": ["from"]}
+    schema["not"] = {"required": ["line", "from"]}
 
 
 class DeclaredMetric(SpecPart):
-    """A number that a program reports at its end."""
+    """A number that a program reports, prints or logs."""
 
-    model_config = ConfigDict(json_schema_extra=_metric_schema)
+    model_config = ConfigDict(json_schema_extra=_metric_schema, serialize_by_alias=True)
 
     better: Literal["higher", "lower"] = Field(description="Direction of improvement.")
     line: Annotated[Text, Field(max_length=200, pattern=_LINE)] | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="Part of a line that the program prints, with {} in place of the number; the last one counts. For "
         "programs that cannot be changed.",
+    )
+    tracker: Tracker | None = Field(
+        default=None,
+        alias="from",
+        exclude_if=is_none,
+        description="Where the program logs the number already: event files of TensorBoard, offline runs of W&B, or a "
+        "local store of MLflow, in the folder of the trial. The last one logged counts.",
+    )
+    tag: Annotated[Text, Field(min_length=1, max_length=250)] | None = Field(
+        default=None, exclude_if=is_none, description="Name under which it is logged; default: the metric's own."
+    )
+    run: Annotated[Text, Field(min_length=1, max_length=250)] | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="Of several runs that log it, the one that counts: its name, or of TensorBoard the end of its "
+        "folder, such as validation.",
     )
 
     @field_validator("line", mode="before")
@@ -376,6 +225,19 @@ class DeclaredMetric(SpecPart):
             detail = f"line is {shown(value)}; allowed: text of the line with {{}} once, in place of the number"
             raise refuse(detail, "such as 'val loss: {}'")
         return value
+
+    @model_validator(mode="after")
+    def _one_place_only(self) -> "DeclaredMetric":
+        if self.line is not None and self.tracker is not None:
+            raise refuse("'line' and 'from' are two places of one number; give one of them")
+        extra = next((name for name in ("tag", "run") if getattr(self, name) is not None), None)
+        if extra is not None and self.tracker is None:
+            raise refuse(f"'{extra}' belongs to a metric that is logged", f"write from: tensorboard, {extra}: ...")
+        return self
+
+    def logged(self, name: str) -> LoggedMetric | None:
+        """Return where metric `name` is logged; None if the program reports or prints it."""
+        return None if self.tracker is None else LoggedMetric(tracker=self.tracker, tag=self.tag or name, run=self.run)
 
 
 def _evaluation_schema(schema: dict[str, Any]) -> None:
@@ -393,7 +255,7 @@ class EvaluationSpec(SpecPart):
     )
     code: Code | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="Its files, as workload.code, which is the default. A session keeps the code that opened it.",
     )
 
@@ -439,19 +301,19 @@ class Workload(SpecPart):
 
     recipe: Annotated[str, Field(json_schema_extra={"enum": [*RECIPES]})] | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="A named configuration: built in, or of an installed package.",
     )
     overrides: Overrides = Field(default_factory=dict, description="Values changed in the recipe, for every arm.")
     steps: Steps = Field(default_factory=Steps)
     command: Command | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="Program and arguments, without a shell; {seed}, {out} and {steps} are filled in.",
     )
     code: Code | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="The program's files: a folder that commands pack and send (relative to the spec), an absolute "
         "folder on the node, or a commit of a repository in either place. Each trial runs in a copy.",
     )
@@ -463,7 +325,7 @@ class Workload(SpecPart):
     )
     environment: Environment | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="A Python environment: one that the node's operator has named, or packages that each node "
         "installs. Default: the worker's own.",
     )
@@ -478,11 +340,11 @@ class Workload(SpecPart):
         dict[str, DeclaredMetric],
         Field(max_length=MAX_METRICS, json_schema_extra={"propertyNames": NOT_OURS}),
     ] = Field(
-        default_factory=dict, exclude_if=_is_empty, description="Numbers that the program reports at the end of a run."
+        default_factory=dict, exclude_if=_is_empty, description="Numbers that the program reports, prints or logs."
     )
     evaluate: EvaluationSpec | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="A command that measures the declared metrics after the program, in a process and a copy of the "
         "workload's code that no arm changes. What the program says of these metrics does not count.",
     )
@@ -517,7 +379,7 @@ class Workload(SpecPart):
     @classmethod
     def _named(cls, value: dict[str, DeclaredMetric]) -> dict[str, DeclaredMetric]:
         rule = "allowed: 1 to 63 of a-z, 0-9 and '_', beginning with a letter"
-        bad = [name for name in value if not re.fullmatch(_METRIC[1:-1], name)]
+        bad = [name for name in value if not METRIC_NAME.fullmatch(name)]
         errors = [(name, refuse(f"metric name {shown(name)} is not allowed; {rule}"), name) for name in bad]
         for name in METRICS.keys() & value.keys():
             detail = f"'{name}' is the name of a metric of Ablate; allowed: any other name"
@@ -585,7 +447,7 @@ class VariantSpec(SpecPart):
 
     gates: VariantGates | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         title="Variant gates",
         description="Gates by name; others keep the baseline's value.",
     )
@@ -596,17 +458,17 @@ class VariantSpec(SpecPart):
     )
     args: Arguments | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=is_none,
         description="Arguments appended to the command, instead of the baseline's.",
     )
     env: Variables | None = Field(
-        default=None, exclude_if=_is_none, description="Variables besides the workload's, instead of the baseline's."
+        default=None, exclude_if=is_none, description="Variables besides the workload's, instead of the baseline's."
     )
     code: VariantCode | None = Field(
-        default=None, exclude_if=_is_none, description="Another folder, or another commit of the same repository."
+        default=None, exclude_if=is_none, description="Another folder, or another commit of the same repository."
     )
-    environment: Annotated[LockedEnvironment, BeforeValidator(_check_environment)] | None = Field(
-        default=None, exclude_if=_is_none, description="Other packages than the workload's."
+    environment: VariantEnvironment | None = Field(
+        default=None, exclude_if=is_none, description="Other packages than the workload's."
     )
 
     @model_validator(mode="after")
@@ -620,10 +482,3 @@ class VariantSpec(SpecPart):
         if ours and own:
             raise refuse(f"'{ours[0]}' belong to recipes and '{own[0]}' to commands; give one of them")
         return self
-
-
-def without_archives(text: str, digests: Iterable[str]) -> str:
-    """Return the text of a spec or a plan with `HIDDEN` in place of these digests."""
-    for digest in digests:
-        text = text.replace(digest, HIDDEN)
-    return text

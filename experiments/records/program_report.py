@@ -21,6 +21,7 @@ KernelRows: TypeAlias = tuple[
     ...,
 ]
 """Name, calls and microseconds of each kernel in one step."""
+LoggedCurve: TypeAlias = tuple[tuple[int, Annotated[float, Field(allow_inf_nan=False)]], ...]
 _NAME_LENGTH, _MOST_SHOWN = 80, 10
 OUT = "{out}"
 """Stands in a stored argument for the trial's folder, which differs in every trial."""
@@ -73,6 +74,10 @@ class ProgramReport(Frozen):
     )
     """Printed numbers that contradict the number of the same name in `reported`, which counts; also numbers of
     the program that contradict those of the evaluation."""
+    curves: Annotated[Mapping[str, LoggedCurve], Field(exclude_if=lambda curves: not curves)] = Field(
+        default_factory=dict
+    )
+    """Step and number of each metric that the program logged, at most 400, without those that are not finite."""
     kernels: KernelRows = ()
     """Name, calls and microseconds of each kernel in one step after the window; operators where the CPU computes."""
     live: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()

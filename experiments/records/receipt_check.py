@@ -17,9 +17,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from ablate.experiments.design.arms import arm_digest
-from ablate.experiments.design.gate_readings import DECLARED, read_gate
 from ablate.experiments.design.gates import GATES
 from ablate.experiments.design.kinds.built_in import BuiltInArm
+from ablate.experiments.design.kinds.gate_readings import DECLARED, read_gate
 from ablate.experiments.design.kinds.package import PackageArm
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.design.problems import shown

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from ablate.experiments import documents
 from ablate.experiments.design.arms import TrialConfig
-from ablate.experiments.design.gate_readings import GateReading
+from ablate.experiments.design.kinds.gate_readings import GateReading
 from ablate.experiments.design.metrics import find_metric
 from ablate.experiments.documents import Frozen, first_problem
 from ablate.experiments.errors import ReceiptError

@@ -11,7 +11,8 @@ from typing import Any, TypeGuard
 
 from ablate.experiments.design.load import load_values
 from ablate.experiments.design.problems import listed, nearest, pointer
-from ablate.experiments.design.workload import ARCHIVE, COMMAND, COMMIT
+from ablate.experiments.design.program_files import ARCHIVE, COMMIT
+from ablate.experiments.design.workload import COMMAND
 from ablate.experiments.errors import CodeArchiveError, SpecError, SpecProblem
 from ablate.experiments.ids import COMMIT_LABEL
 from ablate.experiments.outcomes import BASELINE

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ablate.experiments.design.arguments import merged_arguments
-from ablate.experiments.design.metrics import METRICS
+from ablate.experiments.design.metrics import METRICS, is_declarable
 from ablate.experiments.design.spec import MIN_BLOCKS
-from ablate.experiments.design.workload import is_declarable
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE, CONTROL
 

@@ -28,7 +28,7 @@ def values_of_command(path: "SessionPath", command: Sequence[str]) -> dict[str, 
     from ablate.experiments.design.arguments import merged_arguments
     from ablate.experiments.design.kinds.program import set_requirements
     from ablate.experiments.design.load import load_values
-    from ablate.experiments.design.workload import ARCHIVE
+    from ablate.experiments.design.program_files import ARCHIVE
     from ablate.experiments.outcomes import BASELINE
 
     values = load_values(path.spec.encode(), CONTENT_TYPE)

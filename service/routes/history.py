@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 from ablate.experiments.analysis.noise.admission import mending_command, standing_problems
 from ablate.experiments.analysis.noise.history import history_of
 from ablate.experiments.analysis.noise.history_series import HistorySeries
-from ablate.experiments.design.metrics import METRIC_LABELS, METRICS
+from ablate.experiments.design.metrics import METRIC_LABELS, METRICS, is_declarable
 from ablate.experiments.design.packages import recipe_names
-from ablate.experiments.design.workload import COMMAND, is_declarable
+from ablate.experiments.design.workload import COMMAND
 from ablate.experiments.records.calibration import Calibration
 from ablate.experiments.reporting.wording import false_verdicts
 from ablate.service.http.deps import Reader, ServicesDep

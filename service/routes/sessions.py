@@ -25,9 +25,10 @@ from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.power import session_level
 from ablate.experiments.design.problems import pointer
+from ablate.experiments.design.program_files import SentCode
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.design.spec_values import NAME_PATTERN
-from ablate.experiments.design.workload import SentCode, Workload
+from ablate.experiments.design.workload import Workload
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import ProposalOutcome
 from ablate.service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from ablate.experiments.design.workload import ARCHIVE
+from ablate.experiments.design.program_files import ARCHIVE
 from ablate.experiments.errors import CodeArchiveError
 from ablate.experiments.outcomes import VARIANT
 from ablate.experiments.records.code_archive import read_files

@@ -60,7 +60,7 @@ GATE = """
 """
 WITH_THE_GATE = """
 from dataclasses import replace
-from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.kinds.gate_readings import read_gates
 from ablate.experiments.design.listings import public_gates
 from tests.factories import make_plan, make_spec
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.kinds.gate_readings import read_gates
 from ablate.experiments.records.receipts import SCHEMA_VERSION
 from ablate.kernels.scan_switches import ScanFact
 from ablate.model.facts import ModelFact

@@ -13,7 +13,7 @@ from typing import Any
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.design import arms
 from ablate.experiments.design.gate import Claim, Facts
-from ablate.experiments.design.gate_readings import GateReading, declared_readings
+from ablate.experiments.design.kinds.gate_readings import GateReading, declared_readings
 from ablate.experiments.design.kinds.kind import Draft, Drafts
 from ablate.experiments.design.kinds.program import ProgramArm, shared_fields
 from ablate.experiments.design.load import parse_spec

@@ -19,7 +19,7 @@ _TRAINING = """
 import ablate, colours
 with ablate.trial(seed=1) as trial:
     for step in trial.steps():
-        step.report(loss=1.0, tokens=int(float(colours.VERSION)))
+        step.report(loss=1.0, tokens=100 * int(float(colours.VERSION)))
 """
 
 
@@ -27,7 +27,7 @@ def checked(folder: Path) -> dict[str, str]:
     """Return what `ablate check` says of each arm."""
     command = [str(Path(sys.executable).with_name("ablate")), "check", "--json", "spec.yaml"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-    return {row["name"]: row["detail"] for row in json.loads(done.stdout)}
+    return {row["name"]: row["detail"] for row in json.loads(done.stdout)["checks"]}
 
 
 def test_each_arm_runs_with_the_packages_of_its_lock(
@@ -45,11 +45,11 @@ def test_each_arm_runs_with_the_packages_of_its_lock(
     folder.joinpath("old.lock").write_text("colours==1.0\n")
     folder.joinpath("new.lock").write_text("colours==2.0\n")
     rows = checked(folder)
-    assert "7 steps, 1 token in the last one" in rows["baseline"]
-    assert "7 steps, 2 tokens in the last one" in rows["new"]
+    assert "7 steps, 100 tokens in the last one" in rows["baseline"]
+    assert "7 steps, 200 tokens in the last one" in rows["new"]
     downloads = len(package_index)
     folder.joinpath("new.lock").write_text("colours @ http://127.0.0.1/colours.whl\n")
     rows = checked(folder)
-    assert "7 steps, 1 token in the last one" in rows["baseline"]
+    assert "7 steps, 100 tokens in the last one" in rows["baseline"]
     assert "new.lock has 'colours @ http://127.0.0.1/colours.whl'; allowed: NAME==VERSION" in rows["new"]
     assert len(package_index) == downloads, "the old one was there"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.kinds.gate_readings import read_gates
 from ablate.kernels.errors import KernelError
 from ablate.kernels.mamba3_mimo.cuda.host import attest, cuda_source
 from ablate.kernels.scan_switches import ScanSwitches

@@ -13,8 +13,8 @@ import torch
 
 pytest.importorskip("tilelang")
 
-from ablate.experiments.design.gate_readings import GateReading, read_gates
 from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.kinds.gate_readings import GateReading, read_gates
 from ablate.kernels import facts
 from ablate.kernels.backends import Lane
 from ablate.kernels.mamba3_mimo import mamba3_mimo

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
-from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES, with_gates
+from ablate.experiments.design.kinds.gate_readings import read_gates
 from ablate.kernels import facts
 from ablate.kernels.backends import Lane
 from ablate.kernels.mamba3_mimo.xla import scan

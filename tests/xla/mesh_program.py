@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.kinds.gate_readings import read_gates
 from ablate.kernels.backends import NODE_CLASSES, Lane
 from ablate.kernels.errors import KernelUnsupported
 from ablate.kernels.scan_switches import ScanSwitches

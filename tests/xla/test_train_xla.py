@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
-from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.kinds.gate_readings import read_gates
 from ablate.experiments.errors import SpecError
 from ablate.kernels import facts
 from ablate.kernels.backends import Lane

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from ablate.experiments import documents
-from ablate.experiments.design.gate_readings import GateReading
+from ablate.experiments.design.kinds.gate_readings import GateReading
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.errors import ReceiptError
 from ablate.experiments.outcomes import FailureClass, Outcome

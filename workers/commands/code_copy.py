@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ablate.experiments.design.kinds.program import ProgramArm
-from ablate.experiments.design.workload import ARCHIVE
+from ablate.experiments.design.program_files import ARCHIVE
 from ablate.experiments.errors import CodeArchiveError
 from ablate.experiments.records.code_archive import unpack_code
 from ablate.experiments.records.code_tree import (

@@ -24,6 +24,7 @@ from ablate.experiments.records.program_report import printable
 from ablate.experiments.system.isolation import Isolation
 from ablate.experiments.system.processes import command_of, descendants_of, end_all
 from ablate.workers.commands.device_samples import DeviceSamples
+from ablate.workers.commands.logged_results import Curve, LoggedResults, ProgramLogs
 from ablate.workers.commands.printed_results import ProgramOutput
 from ablate.workers.commands.program_socket import ProgramSocket
 from ablate.workers.commands.program_start import ProgramFolders, program_environment, start_program
@@ -361,6 +362,8 @@ class ProgramRun:
     marks: ProgramMarks
     reported: Mapping[str, float]
     """Its own results."""
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    """Of the metrics that it logged."""
     ended_at: float | None = None
     """Moment at which its last process had ended; None where some had to be ended."""
     samples: DeviceSamples = field(default_factory=lambda: DeviceSamples(0))
@@ -390,7 +393,9 @@ def run_to_end(  # noqa: PLR0913 - two programs of a trial differ in these
     """
     follower = follower or Follower()
     receiver, marks, since = ProgramSocket(), ProgramMarks(config, Mask(order.secrets)), log.tell()
-    environment = {**program_environment(order, config, folders, address=receiver.address), **(variables or {})}
+    logs = ProgramLogs(config.logged, order.paths.folder)
+    environment = program_environment(order, config, folders, address=receiver.address, logging=logs.variables())
+    environment |= variables or {}
     oom_before, argv = failures.kernel_oom_kills(), config.argv(out=str(folders.out))
     with receiver, ProgramOutput(log.fileno(), lines) as output:
         process = start_program(argv, folders.working, environment, output=output.writer, reach=reach)
@@ -405,13 +410,16 @@ def run_to_end(  # noqa: PLR0913 - two programs of a trial differ in these
     reported = {**printed.values, **marks.reported, **not_finite(printed.values)}
     reported = {name: value for name, value in reported.items() if math.isfinite(value) or name not in uncounted}
     failing = process.returncode != 0 or marks.failed is not None
+    logged = LoggedResults() if failing else logs.read()
+    contradicted = printed.contradicting(reported) | logged.contradicting({**printed.values, **reported})
+    reported |= logged.values
     end = ProgramEnd(
         who=who,
         exit_code=process.returncode,
         oom_kills=failures.kernel_oom_kills() - oom_before,
         reported={**(before or {}), **reported},
-        contradicted=printed.contradicting(reported),
-        unread=printed.problem(besides=uncounted),
+        contradicted=contradicted,
+        unread=printed.problem(besides=uncounted) or logged.problem,
         last_line=last_line_of(log, since=since),  # the open file, because the program may have removed its name
         failed=marks.failed,
         wrong=marks.wrong,
@@ -422,4 +430,4 @@ def run_to_end(  # noqa: PLR0913 - two programs of a trial differ in these
         most_bytes=order.most_bytes,
         reached=failing and has_file_of(order.paths.folder, order.most_bytes),
     )
-    return ProgramRun(end=end, marks=marks, reported=reported, ended_at=watch.ended_at)
+    return ProgramRun(end=end, marks=marks, reported=reported, curves=logged.curves, ended_at=watch.ended_at)

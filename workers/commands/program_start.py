@@ -45,9 +45,17 @@ class ProgramFolders:
 
 
 def program_environment(
-    order: TrialOrder, config: ProgramArm, folders: ProgramFolders, *, address: str
+    order: TrialOrder,
+    config: ProgramArm,
+    folders: ProgramFolders,
+    *,
+    address: str,
+    logging: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the environment of a program: that of this process, its variables, and the module's settings."""
+    """Return the environment of a program: that of this process, its variables, and the module's settings.
+
+    `logging` are the variables that say into which folder it logs.
+    """
     variables = outside_variables(devices=config.devices if order.device_type == "cuda" else 0)
     prefix = sys.prefix if order.program_prefix is None else str(order.program_prefix)
     variables["PATH"] = os.pathsep.join([f"{prefix}/bin", variables.get("PATH", os.defpath)])
@@ -55,7 +63,7 @@ def program_environment(
     variables |= order.environment
     if folders.home is not None:
         variables["HOME"] = str(folders.home)
-    variables |= {**config.env, **order.secrets}
+    variables |= {**config.env, **order.secrets, **logging}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(MODULE_FOLDER), config.env.get("PYTHONPATH")]))
     settings = {
         "socket": address,

@@ -17,7 +17,7 @@ from rich.table import Table
 from ablate.experiments.catalog.files import CONTENT_TYPE_OF_SUFFIX
 from ablate.experiments.design.kinds.command import CommandArm
 from ablate.experiments.design.kinds.program import marked_steps
-from ablate.experiments.design.workload import ARCHIVE
+from ablate.experiments.design.program_files import ARCHIVE
 from ablate.experiments.errors import CodeArchiveError, SpecError
 from ablate.experiments.outcomes import ExitCode
 from ablate.experiments.records.code_archive import pack_code

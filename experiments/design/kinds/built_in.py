@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ablate.experiments.design.gate import Claim, Facts, Gate, GateValue, read_field, replace_fields, show
-from ablate.experiments.design.gate_readings import GateReading, read_gates
 from ablate.experiments.design.gates import GATES, back_ends_of, with_gates
+from ablate.experiments.design.kinds.gate_readings import GateReading, read_gates
 from ablate.experiments.design.kinds.kind import ArmConfig, Draft, Drafts, LossRows, StepWork
 from ablate.experiments.design.problems import listed, pointer, without_repeats
 from ablate.experiments.design.recipes import OF_AN_ARM, OF_TRAINING, OF_VALIDATION, OVERRIDES, RECIPES, Recipe

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ablate.experiments.design.gate import Claim, Facts
-from ablate.experiments.design.gate_readings import GateReading, declared_readings
+from ablate.experiments.design.kinds.gate_readings import GateReading, declared_readings
 from ablate.experiments.design.kinds.kind import Draft, Drafts
 from ablate.experiments.design.kinds.program import (
     Evaluation,
     ProgramArm,
+    logged_problems,
     requirement_problems,
     requirements,
     shared_fields,
@@ -23,19 +24,17 @@ from ablate.experiments.design.kinds.program import (
 from ablate.experiments.design.metrics import PROCESS_METRICS, SEED_METRICS
 from ablate.experiments.design.packages import lane_over
 from ablate.experiments.design.problems import listed, pointer, shown
-from ablate.experiments.design.spec import AblationSpec
-from ablate.experiments.design.workload import (
+from ablate.experiments.design.program_files import (
     ARCHIVE,
-    COMMAND,
     Commit,
     DataBeside,
     LockedEnvironment,
     RepositoryCommit,
     SentCode,
-    SpecPart,
-    VariantSpec,
-    Workload,
 )
+from ablate.experiments.design.spec import AblationSpec
+from ablate.experiments.design.spec_values import SpecPart
+from ablate.experiments.design.workload import COMMAND, VariantSpec, Workload
 from ablate.experiments.errors import SpecProblem
 from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import BASELINE
@@ -205,6 +204,7 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         where, detail = pointer("workload", "command"), f"{HIDDEN_FAILURES}, and {spec.verdict.primary.metric} decides"
         yield SpecProblem(pointer=where, detail=detail, hint="write [bash, -o, pipefail, -c, ...]")
     yield from _evaluation_problems(spec)
+    yield from logged_problems(spec)
     yield from requirement_problems(spec)
 
 

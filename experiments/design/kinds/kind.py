@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ablate.experiments.design.gate import Claim, Facts
-from ablate.experiments.design.gate_readings import GateReading
+from ablate.experiments.design.kinds.gate_readings import GateReading
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.workload import Workload
 from ablate.experiments.documents import first_problem
@@ -163,8 +163,8 @@ class ArmConfig(ABC):
         """Better direction of each metric that the program reports, by name."""
         return {}
 
-    def line_of(self, _metric: str) -> str | None:
-        """Return the line that the program prints with a metric, {} in place of the number; None without one."""
+    def origin_of(self, _metric: str) -> str | None:
+        """Return the line that the program prints with a metric, or where it logs it; None if it reports it."""
         return None
 
     @property

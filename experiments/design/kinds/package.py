@@ -7,10 +7,16 @@ from typing import Any
 
 from ablate.experiments.credentials import credential
 from ablate.experiments.design.gate import Claim, Facts, show
-from ablate.experiments.design.gate_readings import GateReading
 from ablate.experiments.design.kinds.built_in import recipe_problems
+from ablate.experiments.design.kinds.gate_readings import GateReading
 from ablate.experiments.design.kinds.kind import Draft, Drafts, StepWork
-from ablate.experiments.design.kinds.program import ProgramArm, requirement_problems, requirements, shared_fields
+from ablate.experiments.design.kinds.program import (
+    ProgramArm,
+    logged_problems,
+    requirement_problems,
+    requirements,
+    shared_fields,
+)
 from ablate.experiments.design.packages import (
     PackageRecipe,
     Value,
@@ -162,6 +168,7 @@ def package_problems(spec: AblationSpec, recipe: PackageRecipe) -> Iterator[Spec
         detail = "a package's recipe validates by itself, so val_every has no effect"
         yield SpecProblem(pointer=pointer("workload", "steps", "val_every"), detail=detail, hint="leave val_every out")
     yield from _override_problems(spec.workload.overrides, recipe, "workload", "overrides")
+    yield from logged_problems(spec)
     yield from requirement_problems(spec)
     yield from _gate_problems(spec.baseline.gates, recipe, "baseline", "gates")
     for name, own in spec.variants.items():

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ablate.experiments.design.kinds.kind import ArmConfig
-from ablate.experiments.design.metrics import METRICS, PROCESS_METRICS
+from ablate.experiments.design.metrics import METRICS, PROCESS_METRICS, TRACKER_VARIABLES, LoggedMetric
 from ablate.experiments.design.problems import listed, nearest, pointer
+from ablate.experiments.design.program_files import ARCHIVE
 from ablate.experiments.design.spec import AblationSpec
-from ablate.experiments.design.workload import ARCHIVE, BY_ARM, Workload
+from ablate.experiments.design.workload import BY_ARM, Workload
 from ablate.experiments.digest import canonical_json
 from ablate.experiments.errors import SpecProblem
 from ablate.experiments.outcomes import BASELINE
@@ -68,6 +69,10 @@ class ProgramArm(ArmConfig):
     """Better direction of each declared metric."""
     lines: Annotated[Mapping[str, str], Field(exclude_if=lambda value: not value)] = field(default_factory=dict)
     """Of metrics that the program prints: the line with {} in place of the number."""
+    logged: Annotated[Mapping[str, LoggedMetric], Field(exclude_if=lambda value: not value)] = field(
+        default_factory=dict
+    )
+    """Of metrics that the program logs: where."""
     evaluate: Annotated[Evaluation | None, Field(exclude_if=lambda value: value is None)] = None
     """What measures the declared metrics; None where the program reports them."""
     profile: bool = False
@@ -112,9 +117,11 @@ class ProgramArm(ArmConfig):
         """Settings that the module in the trial gets besides those of every program."""
         return {}
 
-    def line_of(self, metric: str) -> str | None:
-        """Return the line that the program prints with a metric, {} in place of the number; None without one."""
-        return self.lines.get(metric)
+    def origin_of(self, metric: str) -> str | None:
+        """Return the line that the program prints with a metric, or where it logs it; None if it reports it."""
+        if metric in self.logged:
+            return str(self.logged[metric])
+        return f"line: {self.lines[metric]}" if metric in self.lines else None
 
     @property
     def prepared(self) -> str | None:
@@ -194,6 +201,7 @@ def shared_fields(spec: AblationSpec) -> dict[str, Any]:
     return {
         "metrics": {name: metric.better for name, metric in workload.metrics.items()},
         "lines": {name: metric.line for name, metric in workload.metrics.items() if metric.line is not None},
+        "logged": {name: place for name, metric in workload.metrics.items() if (place := metric.logged(name))},
         "profile": workload.profile or bool(workload.require_kernels),
         "needs": needs_of(spec.verdict.primary.metric),
         "secrets": tuple(sorted(workload.secrets)),
@@ -229,3 +237,26 @@ def requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             if name not in arms:
                 detail = f"'{name}' is no arm of this ablation; arms: {listed(arms)}"
                 yield SpecProblem(pointer=pointer("workload", key, name), detail=detail, hint=nearest(name, arms))
+
+
+def logged_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find logged metrics that nobody could read, or that would not be where they are read."""
+    workload = spec.workload
+    for name, metric in workload.metrics.items():
+        if metric.tracker is None:
+            continue
+        where = pointer("workload", "metrics", name, "from")
+        if spec.placement.nodes > 1:
+            detail = f"what is logged is read on one node, and this program runs on {spec.placement.nodes}"
+            yield SpecProblem(pointer=where, detail=detail, hint=f"let it report {name}: trial.report({name}=...)")
+        if workload.evaluate is not None:
+            detail = "the protected evaluation measures all metrics, and reports or prints them"
+            yield SpecProblem(pointer=where, detail=detail, hint=f"print METRIC {name}=... in it, or leave it out")
+    trackers = sorted({metric.tracker for metric in workload.metrics.values() if metric.tracker is not None})
+    ours = {variable: tracker for tracker in trackers for variable in TRACKER_VARIABLES[tracker]}
+    places: dict[tuple[str, ...], Mapping[str, str]] = {("workload",): workload.env, ("baseline",): spec.baseline.env}
+    places |= {("variants", name): own.env or {} for name, own in spec.variants.items()}
+    for place, variables in places.items():
+        for name in sorted(ours.keys() & variables.keys()):
+            detail = f"the worker sets {name} for metrics from {ours[name]}, so that they stay in the trial's folder"
+            yield SpecProblem(pointer=pointer(*place, "env", name), detail=detail, hint="leave it out")

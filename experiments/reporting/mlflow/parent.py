@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.design.load import load_values
-from ablate.experiments.design.workload import COMMAND, without_archives
+from ablate.experiments.design.program_files import without_archives
+from ablate.experiments.design.workload import COMMAND
 from ablate.experiments.digest import canonical_json
 from ablate.experiments.outcomes import AblationState, Decision
 from ablate.experiments.records.circumstances import Circumstances

@@ -9,7 +9,7 @@ from typing import Any
 
 from ablate.experiments.analysis.verdicts import ArmSummary
 from ablate.experiments.block_numbers import block_list, block_number
-from ablate.experiments.design.gate_readings import DECLARED, GateReading
+from ablate.experiments.design.kinds.gate_readings import DECLARED, GateReading
 from ablate.experiments.digest import canonical_json
 from ablate.experiments.outcomes import Outcome, TrialState
 from ablate.experiments.records.compilation_report import CompilationReport, HbmPlan

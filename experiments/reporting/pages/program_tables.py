@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ablate.experiments.analysis.statistics import mean_of
-from ablate.experiments.design.gate_readings import DECLARED
+from ablate.experiments.design.kinds.gate_readings import DECLARED
 from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.outcomes import Outcome

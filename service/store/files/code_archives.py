@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, text, update
 
-from ablate.experiments.design.workload import without_archives
+from ablate.experiments.design.program_files import without_archives
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import AttemptState
 from ablate.service.errors import CodeStorageFull, NotFound, NotOwner, StaleToken

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES, with_gates
+from ablate.experiments.design.kinds.gate_readings import read_gates
 from ablate.kernels import facts
 from ablate.kernels import mamba3_mimo as operation
 from ablate.kernels.backends import Lane

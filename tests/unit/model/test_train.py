@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from ablate.experiments.design.gate import Gate, GateValue, show
-from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES, with_gates
+from ablate.experiments.design.kinds.gate_readings import read_gates
 from ablate.kernels.backends import NODE_CLASSES, Lane
 from ablate.kernels.scan_switches import ScanFact, ScanSwitches
 from ablate.model.config import (

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("tilelang")
 
-from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.kinds.gate_readings import read_gates
 from ablate.kernels.backends import Lane
 from ablate.kernels.errors import KernelUnsupported
 from ablate.kernels.scan_switches import ScanFact, ScanSwitches

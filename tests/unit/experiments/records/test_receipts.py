@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 from scipy import stats
 
-from ablate.experiments.design.gate_readings import read_gates
+from ablate.experiments.design.kinds.gate_readings import read_gates
 from ablate.experiments.design.metrics import CURVE_METRICS, METRICS
 from ablate.experiments.digest import digest
 from ablate.experiments.errors import ReceiptError

@@ -16,8 +16,8 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
-from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES
+from ablate.experiments.design.kinds.gate_readings import read_gates
 from ablate.model.config import (
     AttentionConfig,
     ExpertsConfig,

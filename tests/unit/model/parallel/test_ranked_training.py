@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ablate.experiments.design.gate import GateValue
-from ablate.experiments.design.gate_readings import read_gates
 from ablate.experiments.design.gates import GATES, with_gates
+from ablate.experiments.design.kinds.gate_readings import read_gates
 from ablate.kernels.backends import NODE_CLASSES, Lane
 from ablate.model.config import (
     AttentionConfig,
