@@ -48,6 +48,8 @@ _STEP_BYTES = 256
 """Most bytes of a step in a report, whose numbers have up to 17 digits."""
 _TRACE_BYTES = 800_000
 """Most bytes of a profiled step over time: 4,000 names, each of 120 characters, and as many events."""
+_CURVE_BYTES = 20_000
+"""Most bytes of the curve of a logged metric: 400 points of two numbers."""
 
 
 def planned(services: Services, body: SpecBody, spec: AblationSpec) -> PlannedSpec:
@@ -195,11 +197,13 @@ def check_reports(spec: AblationSpec, plan: Plan, most_bytes: int) -> None:
     arms = 2 + len(spec.variants)  # with the control that an ablation may get
     steps = max(arm.config.steps.total for arm in plan.arms)
     profiled = spec.workload.profile or bool(spec.workload.require_kernels)
-    most = max(0, most_bytes - profiled * arms * _TRACE_BYTES) // _STEP_BYTES
+    curves = sum(metric.tracker is not None for metric in spec.workload.metrics.values())
+    more = profiled * _TRACE_BYTES + curves * _CURVE_BYTES
+    most = max(0, most_bytes - arms * more) // _STEP_BYTES
     if arms * steps > most:
         detail = (
             f"{arms} arms (with a control) of {steps:,} steps make block reports of up to "
-            f"{arms * (steps * _STEP_BYTES + profiled * _TRACE_BYTES):,} bytes; "
+            f"{arms * (steps * _STEP_BYTES + more):,} bytes; "
             f"allowed: {most_bytes:,} (ABLATE_MAX_REPORT_BYTES)"
         )
         hint = f"at most {most // steps} arms, or {most // arms:,} steps"

@@ -12,7 +12,7 @@ from ablate.experiments.design.plan import BlockPlan, Plan, make_plan
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.digest import canonical_json
 from ablate.experiments.outcomes import FailureClass, Outcome
-from ablate.experiments.records.program_report import OUT, ProgramReport
+from ablate.experiments.records.program_report import OUT, LoggedCurve, ProgramReport
 from ablate.experiments.records.receipts import (
     Digests,
     Environment,
@@ -60,6 +60,7 @@ def program_receipt(
     kernels: Sequence[tuple[str, int, float]] = (),
     step_s: float = 0.02,
     more_loss: float = 0.0,
+    curves: Mapping[str, LoggedCurve] | None = None,
     **changes: Any,
 ) -> Receipt:
     """Return a sealed receipt of a command without marks of its own clock; `changes` replace fields."""
@@ -131,6 +132,7 @@ def program_receipt(
             window_s=window_s,
             window_seen_s=window_s,
             reported=reported,
+            curves=curves or {},
             kernels=tuple(kernels),
             exit_code=0,
         ),

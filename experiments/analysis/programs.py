@@ -179,7 +179,7 @@ def _contradictions(arm: str, receipts: Sequence[Receipt]) -> Iterator[str]:
         if first.evaluation is not None and name in first.evaluation.metrics:
             yield f"{arm} reported {numbers}, by the protected evaluation ({trials})"
         else:
-            yield f"{arm} contradicts itself: it printed {numbers} ({trials})"
+            yield f"{arm} contradicts itself: it printed or reported {numbers} ({trials})"
 
 
 def _tokens_of_ranks(receipt: Receipt) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ablate.experiments.design.arguments import merged_arguments
-from ablate.experiments.design.metrics import METRICS, is_declarable
+from ablate.experiments.design.metrics import METRICS, TRACKER_VARIABLES, is_declarable
 from ablate.experiments.design.spec import MIN_BLOCKS
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE, CONTROL
@@ -56,7 +56,8 @@ class AskedChange:
     revision: str = ""
     """What its author calls that commit."""
     metric: str | None = None
-    """A metric of ours, a name that the program reports, or a line that it prints with {} for the number."""
+    """A metric of ours, a name that the program reports, a line that it prints with {} for the number, or
+    `tensorboard:TAG` (`wandb:`, `mlflow:`) that it logs."""
     better: Literal["lower", "higher"] | None = None
     data: tuple[str, ...] = ()
     search_path: str = ""
@@ -87,7 +88,8 @@ class AskedChange:
         """Name of the metric that the program reports or prints; None if one of ours decides."""
         if self.metric is None or self.metric in METRICS:
             return None
-        name = re.sub("[^a-z0-9]+", "_", self.metric.replace("{}", "").lower()).strip("_")[:50]
+        words = self._logged.get("tag", self.metric.replace("{}", ""))
+        name = re.sub("[^a-z0-9]+", "_", words.lower()).strip("_")[:50]
         return name if is_declarable(name) else f"reported_{name}".rstrip("_")
 
     def with_own_seed(self, seed: int | None) -> "AskedChange | None":
@@ -145,7 +147,13 @@ class AskedChange:
 
     def _declaration(self) -> dict[str, str]:
         line = {"line": self.metric} if self.metric is not None and "{}" in self.metric else {}
-        return {"better": self.better or self._quality or "lower", **line}
+        return {"better": self.better or self._quality or "lower", **line, **self._logged}
+
+    @property
+    def _logged(self) -> dict[str, str]:
+        """Where the program logs the metric; empty if it reports or prints it."""
+        tracker, _colon, tag = (self.metric or "").partition(":")
+        return {"from": tracker, "tag": tag} if tracker in TRACKER_VARIABLES and tag and "{}" not in tag else {}
 
     def _primary(self, times: CheckedTimes | None) -> str:
         if self.metric is not None:

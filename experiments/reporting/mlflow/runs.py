@@ -70,7 +70,12 @@ def _measured(view: AblationView, trial: TrialView, receipt: Receipt, arm: Arm) 
             ended_ms=content.receipt_ended_ms(receipt),
             tags=tags,
             params=content.params(arm),
-            points=(*_summary_points(receipt), *_step_points(receipt, started), *_curve_points(receipt, started)),
+            points=(
+                *_summary_points(receipt),
+                *_step_points(receipt, started),
+                *_curve_points(receipt, started),
+                *_logged_points(receipt),
+            ),
             texts={"receipt.json": receipt.model_dump_json()},
             datasets=content.datasets([receipt]),
         )
@@ -141,6 +146,14 @@ def _curve_points(receipt: Receipt, started_ms: int) -> Iterator[content.Point]:
     for point in drawing.thin(points or (), MOST_POINTS):
         yield content.Point(CURVE, point.loss, started_ms + round(1000 * point.seconds), point.tokens)
         yield content.Point(f"{CURVE}_seconds", point.seconds, started_ms + round(1000 * point.seconds), point.tokens)
+
+
+def _logged_points(receipt: Receipt) -> Iterator[content.Point]:
+    """Yield the metrics that a program logged, at its own steps."""
+    ended = content.receipt_ended_ms(receipt)
+    for name, curve in receipt.program.curves.items() if receipt.program else ():
+        for step, value in curve:
+            yield content.Point(f"curve/{name}", value, ended, step)
 
 
 def _band_points(view: AblationView, receipts: Sequence[Receipt]) -> Iterator[content.Point]:

@@ -72,7 +72,7 @@ def render(view: AblationView) -> str:
 
 _PLACED = ("forest", "step-memory")
 """Pictures with a place of their own."""
-_OF_LEARNING, _OF_COSTS = ("curves", "losses", "differences"), ("differences", "steps")
+_OF_LEARNING, _OF_COSTS = ("curves", "logged", "losses", "differences"), ("differences", "steps")
 """Pictures of a loss or of a number that a program reports, and of times and memory, the best one first."""
 
 

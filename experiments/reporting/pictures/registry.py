@@ -9,6 +9,7 @@ DRAWN = (
     differences.differences,
     trials.step_times,
     trials.losses,
+    trials.logged_curves,
     curves.validation_curves,
     memory.memory,
     memory.step_memory,

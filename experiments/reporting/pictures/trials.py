@@ -22,6 +22,8 @@ MOST_TRIALS = 120
 MOST_STEPS = 3000
 MOST_CURVES = 8
 MOST_CURVE_POINTS = 400
+MOST_LOGGED = 3
+"""Metrics that a program logged: the deciding one, and others."""
 SOFT, GRID, BAND = (drawing.SENTINELS[role] for role in ("soft", "grid", "band"))
 
 
@@ -181,9 +183,56 @@ def losses(view: AblationView) -> drawing.Picture | None:
     return drawing.draw("losses", "Loss curves", caption, paint)
 
 
+def logged_curves(view: AblationView) -> drawing.Picture | None:
+    """Draw the metrics that the program logged, over its own steps; None without one of the baseline."""
+    whole, baseline = view.whole_blocks, view.plan.baseline.name
+    trials = {arm.name: [r for r in measured_trials(whole.of(arm.name)) if r.program] for arm in view.plan.arms}
+    deciding = view.verdict.rule["primary"]["metric"] if view.verdict else None
+    names = {name for receipt in trials.get(baseline, ()) for name in _logged(receipt)}
+    metrics = sorted(names, key=lambda name: (name != deciding, name))
+    shown, arms = metrics[:MOST_LOGGED], [arm for arm, own in trials.items() if own][: MOST_CURVES + 1]
+    if not shown:
+        return None
+    curves = {(arm, name): [_logged(r).get(name, {}) for r in trials[arm]] for arm in arms for name in shown}
+    caption = (
+        f"What the program logged, at its own steps. Left: the mean of each arm over its measured trials. Grey: the "
+        f"range of the {wording.counted(len(trials[baseline]), 'trial')} of {baseline}. Right: mean distance of each "
+        f"arm from the mean of {baseline}. Only the last number of a trial counts."
+        + (f" Not drawn: {', '.join(metrics[MOST_LOGGED:])}." if len(metrics) > MOST_LOGGED else "")
+        + (f" {len(trials) - len(arms)} more arms are not drawn." if len(trials) > len(arms) else "")
+    )
+
+    def paint(figure: Figure) -> None:
+        figure.set_size_inches(WIDTH_IN, 2.9 * len(shown))
+        styles = drawing.arm_styles([arm.name for arm in view.plan.arms])
+        for name, (left, right) in zip(shown, figure.subplots(len(shown), 2, squeeze=False), strict=True):
+            _envelope(left, _extremes(curves[baseline, name]))
+            base = _mean(curves[baseline, name])
+            for arm in arms:
+                mean = _mean(curves[arm, name])
+                _line(left, mean, styles[arm])
+                if arm != baseline:
+                    _line(right, {step: mean[step] - base[step] for step in mean if step in base}, styles[arm])
+            _loss_frame(left, name)
+            _loss_frame(right, "distance from the baseline")
+            right.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
+            left.legend(loc="upper right", handlelength=2.6)
+
+    return drawing.draw("logged", "Logged curves", caption, paint)
+
+
 Curve = dict[int, float]
 MOST_DRAWN = 1e300
 """Loss at the edge of a picture: matplotlib computes with sums of the numbers that it draws."""
+
+
+def _logged(receipt: Receipt) -> dict[str, Curve]:
+    """Return the curves of the metrics that a program logged."""
+    curves = receipt.program.curves if receipt.program else {}
+    return {
+        name: {step: min(max(value, -MOST_DRAWN), MOST_DRAWN) for step, value in curve}
+        for name, curve in curves.items()
+    }
 
 
 def _curve(receipt: Receipt) -> Curve:

@@ -50,7 +50,9 @@ VsEnvOption = Annotated[
 ]
 MetricOption = Annotated[
     str | None,
-    typer.Option(help="What decides: a metric, or the line that prints it, such as 'val loss {}'. Default: speed."),
+    typer.Option(
+        help="What decides: a metric, a line that prints it, such as 'val loss {}', or tensorboard:TAG. Default: speed."
+    ),
 ]
 BetterOption = Annotated[Literal["lower", "higher"] | None, typer.Option(help="Better direction of --metric.")]
 DataOption = Annotated[

@@ -47,6 +47,8 @@ CODE = {"archive": f"sha256:{64 * '0'}"}
         ({"changes": ("--lr", "2e-3"), "metric": "loss_val {}"}, "reported_loss_val"),
         ({"changes": ("--lr", "2e-3"), "metric": "peak_allocated_gib"}, "peak_allocated_gib"),
         ({"changes": ("--lr", "2e-3"), "metric": "accuracy"}, "accuracy"),
+        ({"changes": ("--lr", "2e-3"), "metric": "tensorboard:eval/loss"}, "eval_loss"),
+        ({"changes": ("--lr", "2e-3"), "metric": "wandb:{}"}, "wandb"),
         ({"changes": ("--name", "baseline", "control: # x")}, "tokens_per_s"),
         ({"changes": ("baseline",)}, "tokens_per_s"),
         ({"env": {"A": "1"}, "data": ("/lab/.venv",), "search_path": "src"}, "tokens_per_s"),
@@ -74,6 +76,7 @@ def test_directions_and_loads_follow_from_the_metric() -> None:
 
     assert asked("val loss {}") == ("lower", "99%")
     assert asked("top-1 accuracy {}%") == ("higher", "99%")
+    assert asked("mlflow:val/acc") == ("higher", "99%")
     assert asked("tok/s: {}", better="higher") == ("higher", None)
     assert asked("val loss {}", better="higher") == ("higher", "99%")
 

@@ -379,7 +379,7 @@ def test_a_printed_number_that_contradicts_the_counted_one_is_named() -> None:
     verdict = judge(plan, spec, receipts, ADMITTED)
     (text,) = only(verdict).contradictions
     counted = values[2, "fused"]["val_bpb"]
-    numbers = f"it printed 0.001 as val_bpb, but {counted:.6g} counts (block 3; so in 2 of its 6 trials)"
+    numbers = f"it printed or reported 0.001 as val_bpb, but {counted:.6g} counts (block 3; so in 2 of its 6 trials)"
     assert text == f"arm 'fused' contradicts itself: {numbers}"
     assert lay_out(verdict).caveat.startswith(text)
     assert text in lay_out(verdict).variants[0].remarks

@@ -568,3 +568,54 @@ def test_speed_may_decide_beside_an_evaluation_that_bounds() -> None:
     primary = {"metric": "tokens_per_s", "margin": "1%"}
     bound = [{"metric": "val_bpb", "not_worse_by": "1%"}]
     assert problems(declared(workload__evaluate=JUDGE, verdict__primary=primary, verdict__require=bound)) == []
+
+
+def test_a_metric_may_be_logged_to_a_tracker() -> None:
+    made = values(workload__metrics={"val": {"better": "lower", "from": "tensorboard", "tag": "eval/loss"}, "b": {
+        "better": "higher", "from": "mlflow", "run": "eval"}})  # fmt: skip
+    assert (problems(made), list(SCHEMA.iter_errors(made))) == ([], [])
+    config = make_plan(parse(made)).baseline.config
+    assert isinstance(config, CommandArm)
+    assert {name: str(place) for name, place in config.logged.items()} == {
+        "val": "tensorboard: eval/loss",
+        "b": "mlflow: b of run eval",
+    }
+    assert read_config(config.values_with_seed) == config
+    assert parse(made).model_dump(mode="json")["workload"]["metrics"] == made["workload"]["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "where", "words"),
+    [
+        ({"from": "neptune"}, "/from", "tensorboard"),
+        ({"from": "wandb", "line": "val {}"}, "", "'line' and 'from' are two places of one number"),
+        ({"tag": "a"}, "", "'tag' belongs to a metric that is logged"),
+        ({"run": "a"}, "", "'run' belongs to a metric that is logged"),
+        ({"from": "wandb", "tag": ""}, "/tag", "at least 1"),
+        ({"from": "wandb", "tagg": "a"}, "/tagg", "better, line, from, tag, run"),
+    ],
+)
+def test_a_place_of_a_metric_that_is_none_is_refused(metric: dict[str, str], where: str, words: str) -> None:
+    made = values(workload__metrics={"val": {"better": "lower", **metric}})
+    ((pointer, detail),) = problems(made)
+    assert (pointer, words in detail) == (f"#/workload/metrics/val{where}", True), detail
+    assert list(SCHEMA.iter_errors(made))
+
+
+def test_logged_metrics_that_nobody_could_read_are_refused() -> None:
+    logged = {"val": {"better": "lower", "from": "wandb"}, "other": {"better": "lower", "from": "mlflow"}}
+    where = "#/workload/metrics/val/from"
+    found = dict(problems(values(workload__metrics=logged, placement__nodes=2)))
+    assert found[where] == "what is logged is read on one node, and this program runs on 2"
+    found = dict(problems(values(workload__metrics=logged, workload__evaluate=["python", "judge.py"])))
+    assert found[where] == "the protected evaluation measures all metrics, and reports or prints them"
+    own = {"WANDB_MODE": "online", "MLFLOW_TRACKING_URI": "file:/a", "OTHER": "1"}
+    first = values(workload__metrics=logged, workload__env=own)
+    name = next(iter(first["variants"]))
+    first["variants"][name]["env"] = {"WANDB_DIR": "/a"}
+    assert [place for place, _detail in problems(first)] == [
+        "#/workload/env/MLFLOW_TRACKING_URI",
+        "#/workload/env/WANDB_MODE",
+        f"#/variants/{name}/env/WANDB_DIR",
+    ]
+    assert problems(values(workload__env=own)) == []

@@ -266,9 +266,9 @@ def test_a_command_is_the_same_wherever_its_arguments_stand() -> None:
     assert not set(asked_by(other).values()) & first
 
 
-def test_a_printed_metric_is_its_line_whatever_its_name() -> None:
-    def printed(name: str, line: str | None) -> set[str]:
-        metric = {name: {"better": "lower", **({} if line is None else {"line": line})}}
+def test_a_printed_or_logged_metric_is_its_place_whatever_its_name() -> None:
+    def printed(name: str, line: str | None, **place: str) -> set[str]:
+        metric = {name: {"better": "lower", **({} if line is None else {"line": line}), **place}}
         made = command_values(
             workload__metrics=metric,
             design__seeds=list(range(6)),
@@ -277,8 +277,11 @@ def test_a_printed_metric_is_its_line_whatever_its_name() -> None:
         return set(asked_by(made).values())
 
     assert printed("val", "val loss: {}") == printed("loss2", "val loss: {}")
+    board = {"from": "tensorboard", "tag": "val"}
+    assert printed("val", None, **board) == printed("loss2", None, **board)
     different = (printed("val", "train loss: {}"), printed("val", None), printed("other", None))
-    assert len({one for asked_one in (printed("val", "val loss: {}"), *different) for one in asked_one}) == 4
+    different += (printed("val", None, **board), printed("val", None, **{**board, "from": "wandb"}))
+    assert len({one for asked_one in (printed("val", "val loss: {}"), *different) for one in asked_one}) == 6
 
 
 def test_a_recipe_of_a_package_is_its_program_whatever_its_name(own_packages: OwnPackages) -> None:

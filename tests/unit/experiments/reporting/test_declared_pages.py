@@ -14,6 +14,7 @@ from ablate.experiments.records.receipts import seal
 from ablate.experiments.reporting.mlflow.parent import parent
 from ablate.experiments.reporting.mlflow.runs import children
 from ablate.experiments.reporting.pages.report import render
+from ablate.experiments.reporting.pictures.trials import logged_curves
 from ablate.experiments.reporting.terminal.markdown import verdict_markdown
 from ablate.experiments.reporting.view import AblationView
 from ablate.service.cli import verdict_tables
@@ -112,7 +113,9 @@ def test_any_finite_numbers_of_a_program_are_shown_in_every_medium(seed: int) ->
     }
     kernels = [("k<&\0\u202e", 2**62 - 1, 1e12), ("zero", 0, 0.0)]
     loss = [0.0, 1e308, -1e308, 1e200][seed]
-    view = views.judged_view(spec, plan, program_receipts(plan, values, more_loss=loss, kernels=kernels))
+    curves = {"val_bpb": tuple((step, value) for step, value in zip([-(2**63), 0, 1, 2**63 - 1], edges, strict=False))}
+    receipts = program_receipts(plan, values, more_loss=loss, kernels=kernels, curves=curves)
+    view = views.judged_view(spec, plan, receipts)
     assert view.verdict is not None
     assert "val_bpb" in render(view)
     assert "val_bpb" in verdict_markdown(view.verdict)
@@ -138,3 +141,26 @@ def test_every_medium_says_that_an_evaluation_measured() -> None:
         assert "not attested; val_bpb by the protected evaluation `python judge.py`" in medium
     assert "val_bpb: by the protected evaluation `python judge.py`, code 0123. " in html.unescape(page)
     assert "Reported by the program, or by its protected evaluation" in page
+
+
+def test_logged_curves_are_drawn_and_stored_in_mlflow_at_the_programs_steps() -> None:
+    spec, plan = plan_of(workload__metrics={"val_bpb": {"better": "lower", "from": "tensorboard"}})
+    rng, receipts = np.random.default_rng(1), []
+    for block in plan.blocks:
+        for arm in block.order:
+            values = [(10 * step, 2.0 - step / 10 + rng.normal(0, 0.001)) for step in range(5)]
+            curves = {"val_bpb": tuple(values), "a": ((0, 1.0),), "b": ((0, 1.0),), "c": ((0, 1.0),)}
+            last = {"val_bpb": values[-1][1]}
+            receipts.append(program_receipt(plan, block, arm, reported=last, curves=curves))
+    view = views.judged_view(spec, plan, receipts)
+    picture = logged_curves(view)
+    assert picture is not None
+    assert "Not drawn: c." in picture.caption, "the deciding metric first"
+    assert f"the range of the {len(plan.blocks)} trials of baseline" in picture.caption
+    assert ">val_bpb</text>" in picture.svg
+    assert "Logged curves" in render(view)
+    points = [point for run in children(view) for point in run.points if point.key == "curve/val_bpb"]
+    stored = {(point.step, point.value) for point in points}
+    assert stored == {one for receipt in receipts if receipt.program for one in receipt.program.curves["val_bpb"]}
+    without = [receipt.model_copy(update={"program": None}) for receipt in receipts]
+    assert logged_curves(views.judged_view(spec, plan, without)) is None
