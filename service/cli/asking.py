@@ -245,9 +245,13 @@ class AskedArms(AskedQuestion):
     variants: Mapping[str, Any]
 
     @property
+    def _names(self) -> list[str]:
+        return list(map(str, self.variants)) if isinstance(self.variants, Mapping) else []
+
+    @property
     def name(self) -> str:
         """Name of the ablation."""
-        return f"compare-{_slug(' '.join(map(str, self.variants)))}"
+        return f"compare-{_slug(' '.join(self._names))}".rstrip("-")
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -260,7 +264,7 @@ class AskedArms(AskedQuestion):
 
     def text(self, what: str) -> str:
         """Ask about the variants by name."""
-        return f"Does {' or '.join(map(str, self.variants))} {what} {shlex.join(self.command)}?"
+        return f"Does {' or '.join(self._names)} {what} {shlex.join(self.command)}?"
 
 
 def _slug(text: str) -> str:

@@ -22,8 +22,8 @@ from yaml.representer import RepresenterError
 
 from ablate.experiments.analysis.verdicts import VariantVerdict, Verdict
 from ablate.experiments.block_numbers import block_number
-from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.errors import ExperimentError, SpecError, SpecProblem
@@ -42,7 +42,8 @@ from ablate.service.client.connection import ClientError, names_service
 from ablate.service.errors import ServiceError
 from ablate.service.schemas.submissions import SpecBody
 
-_ABLATE = (*OWN_PYTHON, "-c", "from ablate.experiments.system.console import main; main()")
+_ABLATE = ("env", "TTY_COMPATIBLE=0", *OWN_PYTHON, "-c", "from ablate.experiments.system.console import main; main()")
+"""Kernels of notebooks force colours on, also on the pipes of their children."""
 _FRAMES = ("pandas", "polars")
 
 
@@ -164,21 +165,19 @@ def compare(
         shell = in_shell_python(_words(command))
         question = AskedArms(
             command=shell.argv,
-            baseline=baseline or {},
+            baseline={} if baseline is None else baseline,
             variants=variants,
-            metric=metric,
+            metric=None if metric is None else str(metric),
             better=better,
             margin=margin,
             data=shell.folders,
             search_path=shell.search_path,
         )
-        values = _merged(question.spec(), sections)
+        values = _merged(question.spec(), sections, placed=check)
         question = _sized(question, _parsed(values), sections)
         if check:
             question, times = _checked(question, sections)
             values = _merged(question.spec(times), sections)
-        elif "node_class" not in sections.get("placement", {}):
-            del values["placement"]["node_class"]
         text = spec_yaml(values).decode()
         body = SpecBody.packed(text.encode())
         return _by_service(body, text) if names_service() else _here(body, text)
@@ -208,7 +207,7 @@ def _explained() -> Iterator[None]:
 
 def _words(command: str | Sequence[str]) -> tuple[str, ...]:
     try:
-        words = tuple(shlex.split(command) if isinstance(command, str) else command)
+        words = tuple(shlex.split(command) if isinstance(command, str) else command or ())
     except ValueError as error:
         detail = f"a shell would not read {command!r}: {error}"
         raise SpecError([SpecProblem(pointer="command", detail=detail, hint="close the quotes")]) from error
@@ -219,15 +218,20 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...]:
     return words
 
 
-def _merged(values: dict[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a spec whose sections have the keys of `sections` instead of their own, and of the primary metric."""
+def _merged(values: dict[str, Any], sections: Mapping[str, Any], *, placed: bool = True) -> dict[str, Any]:
+    """Return a spec whose sections, and primary metric, have the keys of `sections` instead of their own.
+
+    It has the node class of this machine only if it is `placed`, and no section asks for a GPU.
+    """
     merged = dict(values)
     for name, own in sections.items():
         both = isinstance(merged.get(name), dict) and isinstance(own, Mapping)
         merged[name] = {**merged[name], **own} if both else own
-    rule = sections.get("verdict")
+    rule, place = sections.get("verdict"), sections.get("placement", {})
     if isinstance(rule, Mapping) and isinstance(rule.get("primary"), Mapping):
         merged["verdict"]["primary"] = {**values["verdict"]["primary"], **rule["primary"]}
+    if isinstance(place, Mapping) and "node_class" not in place and ("gpu" in place or not placed):
+        merged["placement"] = {key: value for key, value in merged["placement"].items() if key != "node_class"}
     return merged
 
 
@@ -239,8 +243,8 @@ def _parsed(values: Mapping[str, Any]) -> AblationSpec:
         detail = f"{error.args[1]!r} is of type {type(error.args[1]).__name__}; allowed: what YAML has"
         raise SpecError([SpecProblem(pointer="#", detail=detail, hint="write it as text or as a number")]) from error
     spec = parse_spec(body.content, body.content_type)
-    if problems := resolve(spec).problems:
-        raise SpecError(list(problems))
+    if spec.placement.node_class and not spec.design.blocks.auto:
+        make_plan(spec)
     return spec
 
 
@@ -257,14 +261,14 @@ def _checked(question: AskedArms, sections: Mapping[str, Any]) -> tuple[AskedArm
     def check(one: AskedArms) -> tuple[int, CheckedTimes]:
         code, document, lines = _run("check", "--json", "-", stdin=spec_yaml(_merged(one.spec(), sections)))
         if not document:
-            raise NotCompared(f"nothing was measured: the check could not run\n{lines}")
+            raise NotCompared(_nothing("".join(lines.partition("not run:")[1:]) or lines))
         return code, CheckedTimes.read(document)
 
     code, question, times = checked(question, check)
     remarks = [one for one in times.checks if not one["passed"]]
     if code:
         failed = [f"  {one['name']}: {one['detail']}" for one in remarks if one["needed"]]
-        raise NotCompared("\n".join(["nothing was measured: the check failed", *failed]))
+        raise NotCompared(_nothing("\n".join(["the check failed", *failed])))
     for one in remarks:
         err().print(Text(f"{one['name']}: {one['detail']}"))
     return question, times
@@ -291,6 +295,10 @@ def _run(*words: str | Path, stdin: bytes = b"") -> tuple[int, str, str]:
                 process.wait()
         output.seek(0)
         return code, output.read().decode(), "".join(lines)
+
+
+def _nothing(why: str) -> str:
+    return f"nothing was measured: {why.rstrip()}"
 
 
 def _by_service(body: SpecBody, text: str) -> AblationAnswer:
@@ -335,7 +343,7 @@ def _here(body: SpecBody, text: str) -> AblationAnswer:
         offline.write_plan(body, plan)
         code, _summary, lines = _run("offline", "exec", plan, "--out", bundle, "--key", folder / "key", "--json")
         if code not in (ExitCode.DONE, ExitCode.UNMET):
-            raise NotCompared(f"nothing was measured\n{lines}")
+            raise NotCompared(_nothing("".join(lines.partition("refused:")[1:]) or lines))
         return replace(_of_bundle(bundle), spec=text)
 
 

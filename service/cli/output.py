@@ -55,18 +55,24 @@ class _SafeConsole(Console):
             yield Segment(text if control else visible(text), style, control)
 
 
-def _console(stream: TextIO, *, force_jupyter: bool | None = None) -> Console:
+def _console(stream: TextIO, *, is_file: bool = False) -> Console:
     on_terminal = stream.isatty()
     width = None if on_terminal else _FILE_WIDTH
+    forced = False if is_file else None
     return _SafeConsole(
-        file=stream, soft_wrap=not on_terminal, highlight=False, width=width, force_jupyter=force_jupyter
+        file=stream,
+        soft_wrap=not on_terminal,
+        highlight=False,
+        width=width,
+        force_jupyter=forced,
+        force_terminal=forced,
     )
 
 
 def plain_text(*parts: RenderableType, width: int = _FILE_WIDTH) -> str:
     """Return what a file of this width would get of these, line by line."""
     file = io.StringIO()
-    console = _console(file, force_jupyter=False)
+    console = _console(file, is_file=True)
     console.width = width
     console.print(*parts, sep="\n", end="")
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
