@@ -4,7 +4,6 @@ Both return an `AblationAnswer`, and raise `NotCompared` with a text that says w
 """
 
 import shlex
-import signal
 import subprocess
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,8 +41,15 @@ from ablate.service.client.connection import ClientError, names_service
 from ablate.service.errors import ServiceError
 from ablate.service.schemas.submissions import SpecBody
 
-_ABLATE = ("env", "TTY_COMPATIBLE=0", *OWN_PYTHON, "-c", "from ablate.experiments.system.console import main; main()")
-"""Kernels of notebooks force colours on, also on the pipes of their children."""
+_CODE = """
+import signal
+from ablate.experiments.system.console import main
+from ablate.experiments.system.processes import die_with_parent
+die_with_parent(signal.SIGTERM)
+main()
+"""
+_ABLATE = ("env", "TTY_COMPATIBLE=0", *OWN_PYTHON, "-c", _CODE)
+"""The command line, which ends with this process. Kernels of notebooks force colours on, also on pipes."""
 _FRAMES = ("pandas", "polars")
 
 
@@ -280,21 +286,21 @@ def _run(*words: str | Path, stdin: bytes = b"") -> tuple[int, str, str]:
         given.write(stdin)
         given.seek(0)
         command = [*_ABLATE, *map(str, words)]
-        process = subprocess.Popen(command, stdin=given, stdout=output, stderr=subprocess.PIPE, text=True)
         lines = []
-        try:
-            with in_place(err()) as show:
-                for line in process.stderr or ():
-                    lines.append(line)
-                    show(Text(line.rstrip(), style="dim"))
-                show(Text())
-            code = process.wait()
-        finally:
-            if process.poll() is None:  # interrupted: it ends its trials before it ends
-                process.send_signal(signal.SIGTERM)
+        with subprocess.Popen(command, stdin=given, stdout=output, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                with in_place(err()) as show:
+                    for line in process.stderr or ():
+                        lines.append(line)
+                        show(Text(line.rstrip(), style="dim"))
+                    show(Text())
+            except BaseException:  # interrupts, too
+                process.terminate()  # it ends its trials before it ends
                 process.wait()
+                err().print("stopped: its trials are ended, and nothing of them is kept")
+                raise
         output.seek(0)
-        return code, output.read().decode(), "".join(lines)
+        return process.returncode, output.read().decode(), "".join(lines)
 
 
 def _nothing(why: str) -> str:
