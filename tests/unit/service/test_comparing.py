@@ -228,7 +228,7 @@ VIEWS: dict[str, Callable[[], AblationView]] = {
     "uncalibrated": views.cpu_view,
     "markup in every text": views.hostile,
     "exact": lambda: views.view(primary="peak_allocated_gib"),
-    "many": lambda: views.view(arms=views.many(40)),
+    "many": lambda: views.view(arms=views.many(12)),
     "no baseline": failed_baseline,
 }
 COLUMNS = [
