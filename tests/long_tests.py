@@ -20,6 +20,7 @@ LONG = (
     f"{ACCEPTANCE}nightly.py",
     f"{ACCEPTANCE}own_code.py::test_a_program_without_marks_is_judged_by_the_time_of_its_process",
     f"{ACCEPTANCE}own_code.py::test_a_pull_request_is_measured_by_its_commits_and_every_receipt_names_its_content",
+    f"{ACCEPTANCE}own_code.py::test_python_asks_the_running_stack_and_gets_the_answer_that_the_commands_give",
     f"{ACCEPTANCE}own_code.py::test_a_token_without_the_scope_and_a_node_that_accepts_no_code_run_nothing",
     f"{ACCEPTANCE}own_code.py::test_an_archive_that_leaves_its_folder_runs_nowhere_and_says_why",
     f"{ACCEPTANCE}own_recipe.py",

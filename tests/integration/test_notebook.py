@@ -4,7 +4,6 @@ import base64
 import re
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +77,8 @@ def test_an_interrupted_kernel_ends_its_trials_and_lives_on(tmp_path: Path) -> N
     try:
         kernel = int(manager.provisioner.pid)
         client.execute(ENDLESS)
-        began, shown = time.monotonic(), ""
+        shown = ""
         while "rehearsal" not in shown:
-            assert time.monotonic() - began < LIMIT_S
             message = client.get_iopub_msg(timeout=LIMIT_S)
             assert message["msg_type"] != "error", message["content"]
             if message["msg_type"] == "update_display_data":
