@@ -59,7 +59,7 @@ class NotCompared(Exception):
 
 @dataclass(frozen=True, repr=False)
 class AblationAnswer:
-    """The answer of an ablation: a table as text, and with its picture in a notebook."""
+    """The answer of an ablation, which is shown with its picture, on a terminal and in a notebook."""
 
     verdict: Verdict
     spec: str
@@ -68,7 +68,8 @@ class AblationAnswer:
     _report: Callable[[], str]
 
     def __repr__(self) -> str:
-        return plain_text(verdict_tables.verdict(self.verdict), width=out().width)
+        picture = map(Text, verdict_tables.picture(self.verdict))
+        return plain_text(verdict_tables.verdict(self.verdict), *picture, width=out().width)
 
     def _repr_html_(self) -> str:
         return html(verdict_tables.verdict(self.verdict)) + self._picture()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,7 @@ VIEWS: dict[str, Callable[[], AblationView]] = {
     "many": lambda: views.view(arms=views.many(12)),
     "no baseline": failed_baseline,
 }
+BOUNDS = ("ci_low_pct", "delta_pct", "ci_high_pct")
 COLUMNS = [
     *("variant", "metric", "decides", "effect_pct", "low_pct", "high_pct", "mde_pct", "blocks"),
     *("verdict", "decision", "reason"),
@@ -245,6 +247,11 @@ def judged(case: str) -> tuple[AblationView, Verdict]:
     whole = VIEWS[case]()
     assert whole.verdict is not None
     return whole, whole.verdict
+
+
+@cache
+def judged_once(case: str) -> Verdict:
+    return judged(case)[1]
 
 
 class Images(HTMLParser):
@@ -286,10 +293,46 @@ def test_a_notebook_shows_the_table_and_the_picture_of_the_report(case: str) -> 
 
 
 @pytest.mark.parametrize("case", VIEWS)
-def test_a_terminal_shows_what_the_command_shows(case: str) -> None:
+def test_a_terminal_shows_what_the_command_shows_and_the_picture_below(case: str) -> None:
     verdict = judged(case)[1]
-    assert repr(answer_of(verdict)) == plain_text(verdict_tables.verdict(verdict))
-    assert "\x1b" not in repr(answer_of(verdict))
+    shown, table = repr(answer_of(verdict)), plain_text(verdict_tables.verdict(verdict))
+    assert shown.startswith(table)
+    assert "\x1b" not in shown
+    names = [line.partition("  ")[0] for line in shown.removeprefix(table).splitlines() if "●" in line]
+    assert len(names) == sum(one.primary is not None for one in verdict.variants)
+
+
+@given(
+    st.lists(st.tuples(*3 * [st.floats(-99, 1e6)]).map(sorted), min_size=1, max_size=12),
+    st.sampled_from(["measured", "uncalibrated"]),
+)
+def test_the_picture_of_a_terminal_has_the_order_of_the_numbers(ends: list[list[float]], case: str) -> None:
+    verdict = judged_once(case)
+    primary = next(one.primary for one in verdict.variants if one.primary is not None)
+    variants = [
+        verdict.variants[0].model_copy(
+            update={"arm": f"arm-{number}", "primary": primary.model_copy(update=dict(zip(BOUNDS, own, strict=True)))}
+        )
+        for number, own in enumerate(ends)
+    ]
+    arms = dict.fromkeys((verdict.baseline, *(one.arm for one in variants)), verdict.arms[verdict.baseline])
+    lines = verdict_tables.picture(verdict.model_copy(update={"variants": tuple(variants), "arms": arms}))
+    assert len(lines) == len(ends)
+    start = len(f"arm-{len(ends) - 1}  ")
+    low, high = min(0.0, *(own[0] for own in ends)), max(0.0, *(own[2] for own in ends))
+    cell = (high - low or 1.0) / 59
+    for line in lines:
+        left, effect, right = ends[int(line.partition(" ")[0].removeprefix("arm-"))]
+        row = line[start:]
+        assert abs(low + row.index("●") * cell - effect) <= 0.51 * cell
+        drawn = [place for place, mark in enumerate(row) if mark in "─●"]
+        assert abs(low + drawn[0] * cell - left) <= 0.51 * cell
+        assert abs(low + drawn[-1] * cell - right) <= 0.51 * cell
+        assert drawn == list(range(drawn[0], drawn[-1] + 1))
+        if "│" in row:
+            assert abs(low + row.index("│") * cell) <= 0.51 * cell
+        else:
+            assert left - cell <= 0 <= right + cell, "the interval hides the bar at zero"
 
 
 @pytest.mark.parametrize("case", VIEWS)
