@@ -1,6 +1,7 @@
 """Describe problems of a spec as SpecProblems: a pointer to the user's line, a sentence and a hint."""
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -82,6 +83,8 @@ def listed(names: Iterable[object]) -> str:
     return ", ".join(str(name) for name in names) or "none"
 
 
+_LONGEST_HINT = 100
+
 _EXPECTED = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -133,9 +136,15 @@ def _translate(line: Any, allowed_keys: AllowedKeys) -> SpecProblem:
         return SpecProblem(pointer=where, detail=detail, hint=nearest(str(value), allowed))
     if kind == "missing":
         return SpecProblem(pointer=where, detail=f"'{name}' is missing", hint=f"add the key '{name}'")
-    return SpecProblem(
-        pointer=where, detail=_sentence(kind, name, value, context, line["msg"]), hint=context.get("hint")
-    )
+    detail = _sentence(kind, name, value, context, line["msg"])
+    return SpecProblem(pointer=where, detail=detail, hint=context.get("hint") or _of_wanted_type(kind, value))
+
+
+def _of_wanted_type(kind: str, value: object) -> str | None:
+    """Return how to write a value of the wrong type; None if that is not clear."""
+    if kind in ("list_type", "tuple_type") and isinstance(value, str) and len(value) <= _LONGEST_HINT:
+        return f"write it as a list: {json.dumps(value.split(), ensure_ascii=False)}"
+    return f'write it in quotes: "{value}"' if kind == "string_type" and type(value) in (int, float) else None
 
 
 def _sentence(kind: str, name: str, value: object, context: dict[str, Any], message: str) -> str:

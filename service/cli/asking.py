@@ -1,18 +1,21 @@
-"""The spec behind `ablate ask`: from a command line and a change of it to an ablation that is answered in minutes."""
+"""The spec behind `ablate ask` and `ablate.compare`: from a command and its arms to an ablation answered in minutes."""
 
+import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, TypeVar
 
 from ablate.experiments.design.arguments import merged_arguments
 from ablate.experiments.design.metrics import METRICS, TRACKER_VARIABLES, is_declarable
-from ablate.experiments.design.spec import MIN_BLOCKS
+from ablate.experiments.design.spec import MAX_SEEDS, MIN_BLOCKS
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE, CONTROL
+from ablate.service.cli.output import err
 
 MARGIN = "1%"
 """Differences that do not matter."""
@@ -42,46 +45,51 @@ class CheckedTimes:
     start_s: float
     longest_s: float
 
+    checks: tuple[Mapping[str, Any], ...] = ()
+    """Its lines: name, detail, whether it passed, and whether it is needed."""
+
+    @classmethod
+    def read(cls, document: str) -> "CheckedTimes":
+        """Return the part of the answer that is needed here."""
+        answer = json.loads(document)
+        return cls(**{name: answer[name] for name in cls.__dataclass_fields__})
+
 
 @dataclass(frozen=True, kw_only=True)
-class AskedChange:
-    """A command, and the one change that is asked about."""
+class AskedQuestion(ABC):
+    """A command, what differs between its arms, and the rule that decides."""
 
     command: tuple[str, ...]
-    changes: tuple[str, ...] = ()
-    """Arguments of the variant: each replaces the one of the same name, or is added."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    commit: str | None = None
-    """Whole name of the commit whose code is the variant."""
-    revision: str = ""
-    """What its author calls that commit."""
     metric: str | None = None
     """A metric of ours, a name that the program reports, a line that it prints with {} for the number, or
     `tensorboard:TAG` (`wandb:`, `mlflow:`) that it logs."""
     better: Literal["lower", "higher"] | None = None
+    margin: str = MARGIN
     data: tuple[str, ...] = ()
     search_path: str = ""
-    """PYTHONPATH of both arms."""
+    """PYTHONPATH of all arms."""
     seed: int | None = None
     """The seed of every trial, of a program that does not take the block's."""
     steps: int | None = None
     blocks: int = MIN_BLOCKS
 
-    def __post_init__(self) -> None:
-        """Raise SpecError without a change."""
-        _shared, args = divided(self.command)
-        if self.env or self.commit or merged_arguments(args, self.changes) != args:
-            return
-        has = f"the command has {shlex.join(self.changes)} already" if self.changes else "no change was given"
-        detail = f"nothing differs from the baseline: {has}; give another --vs, --vs-env or --vs-commit"
-        raise SpecError([SpecProblem(pointer="--vs", detail=detail, hint="ablate ask --vs='--lr 2e-3' -- ...")])
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the ablation, without the command that asked."""
 
     @property
-    def name(self) -> str:
-        """Name of the variant, and of the file."""
-        words = [*self.changes, *(f"{name}={value}" for name, value in self.env.items()), self.revision]
-        name = re.sub("[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")[:40].strip("-") or "variant"
-        return f"{name}-variant" if name in (BASELINE, CONTROL) else name
+    @abstractmethod
+    def shared(self) -> tuple[str, ...]:
+        """The words of the command that all arms share."""
+
+    @abstractmethod
+    def arms(self) -> dict[str, Any]:
+        """Return `baseline` and `variants` of the spec."""
+
+    @abstractmethod
+    def text(self, what: str) -> str:
+        """Return the question about `what` the change may do."""
 
     @property
     def declared(self) -> str | None:
@@ -92,28 +100,19 @@ class AskedChange:
         name = re.sub("[^a-z0-9]+", "_", words.lower()).strip("_")[:50]
         return name if is_declarable(name) else f"reported_{name}".rstrip("_")
 
-    def with_own_seed(self, seed: int | None) -> "AskedChange | None":
+    def with_own_seed(self, seed: int | None) -> "Self | None":
         """Return the question at the seed that the program trains with; None if that would be no other question.
 
         Times may be compared at one seed. A number that the program reports needs a seed for every block.
         """
-        takes_seed = any("{seed}" in word for word in (*self.command, *self.changes))
+        takes_seed = "{seed}" in str((self.command, self.arms()))
         if seed is None or seed == self.seed or takes_seed or self.metric is not None:
             return None
         return replace(self, seed=seed)
 
-    def command_lines(self) -> Iterator[tuple[str, str]]:
-        """Yield the arms with what they run."""
-        shared, args = divided(self.command)
-        yield BASELINE, shlex.join(self.command)
-        before = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
-        after = [f"(code of commit {self.commit[:12]})"] if self.commit else []
-        yield self.name, " ".join([*before, shlex.join([*shared, *merged_arguments(args, self.changes)]), *after])
-
     def spec(self, times: CheckedTimes | None = None) -> dict[str, Any]:
         """Return the values of the spec: before the check one that needs nothing of the program, then the whole."""
-        shared, args = divided(self.command)
-        workload: dict[str, Any] = {"command": list(shared), "code": "."}
+        workload: dict[str, Any] = {"command": list(self.shared), "code": "."}
         if self.data:
             workload["data"] = list(self.data)
         if self.search_path:
@@ -125,19 +124,16 @@ class AskedChange:
             placement["max_foreign_load"] = "99%"
         if self.declared is not None:
             workload["metrics"] = {self.declared: self._declaration()}
-        variant: dict[str, Any] = {"args": list(merged_arguments(args, self.changes))} if self.changes else {}
-        variant |= {"env": dict(self.env)} if self.env else {}
-        variant |= {"code": {"commit": self.commit}} if self.commit else {}
+        seeds = min(self.blocks, MAX_SEEDS) if self.seed is None else [self.seed]
         return {
-            "ablation": f"ask-{self.name}"[:63],
+            "ablation": self.name[:63].rstrip("-"),
             "question": self._question(),
             "workload": workload,
-            "baseline": {"args": list(args)},
-            "variants": {self.name: variant},
-            "design": {"seeds": self.blocks if self.seed is None else [self.seed], "blocks": {"count": self.blocks}},
+            **self.arms(),
+            "design": {"seeds": seeds, "blocks": {"count": self.blocks}},
             "placement": placement,
             "limits": self._limits(times),
-            "verdict": {"primary": {"metric": self._primary(times), "margin": MARGIN}},
+            "verdict": {"primary": {"metric": self._primary(times), "margin": self.margin}},
         }
 
     @property
@@ -163,10 +159,8 @@ class AskedChange:
         ]
 
     def _question(self) -> str:
-        change = " ".join([*self.changes, *(f"{name}={value}" for name, value in self.env.items())])
-        change = " and ".join(filter(None, [change, f"the code of {self.commit[:12]}" if self.commit else ""]))
         what = f"improve {self.declared or self.metric} of" if self.metric else "speed up"
-        return " ".join(f"Does {change} {what} {shlex.join(self.command)}?".split())[:500]
+        return " ".join(self.text(what).split())[:500]
 
     def _steps(self, step_s: float, start_s: float) -> dict[str, int]:
         """Return the steps of a trial: as many as its share of the time allows."""
@@ -189,6 +183,101 @@ class AskedChange:
         return {"trial": f"{max(20, trial)}m", "device_minutes": max(180, math.ceil(minutes))}
 
 
+@dataclass(frozen=True, kw_only=True)
+class AskedChange(AskedQuestion):
+    """A command, and the one change that `ablate ask` is about."""
+
+    changes: tuple[str, ...] = ()
+    """Arguments of the variant: each replaces the one of the same name, or is added."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    commit: str | None = None
+    """Whole name of the commit whose code is the variant."""
+    revision: str = ""
+    """What its author calls that commit."""
+
+    def __post_init__(self) -> None:
+        """Raise SpecError without a change."""
+        _shared, args = divided(self.command)
+        if self.env or self.commit or merged_arguments(args, self.changes) != args:
+            return
+        has = f"the command has {shlex.join(self.changes)} already" if self.changes else "no change was given"
+        detail = f"nothing differs from the baseline: {has}; give another --vs, --vs-env or --vs-commit"
+        raise SpecError([SpecProblem(pointer="--vs", detail=detail, hint="ablate ask --vs='--lr 2e-3' -- ...")])
+
+    @property
+    def variant(self) -> str:
+        """Name of the variant, and of the file."""
+        words = [*self.changes, *(f"{name}={value}" for name, value in self.env.items()), self.revision]
+        name = _slug(" ".join(words))[:40].strip("-") or "variant"
+        return f"{name}-variant" if name in (BASELINE, CONTROL) else name
+
+    @property
+    def name(self) -> str:
+        """Name of the ablation."""
+        return f"ask-{self.variant}"
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The program with its script."""
+        return divided(self.command)[0]
+
+    def command_lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the arms with what they run."""
+        shared, args = divided(self.command)
+        yield BASELINE, shlex.join(self.command)
+        before = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        after = [f"(code of commit {self.commit[:12]})"] if self.commit else []
+        yield self.variant, " ".join([*before, shlex.join([*shared, *merged_arguments(args, self.changes)]), *after])
+
+    def arms(self) -> dict[str, Any]:
+        """Return the arguments of the command as those of the baseline, and the change as the variant."""
+        _shared, args = divided(self.command)
+        variant: dict[str, Any] = {"args": list(merged_arguments(args, self.changes))} if self.changes else {}
+        variant |= {"env": dict(self.env)} if self.env else {}
+        variant |= {"code": {"commit": self.commit}} if self.commit else {}
+        return {"baseline": {"args": list(args)}, "variants": {self.variant: variant}}
+
+    def text(self, what: str) -> str:
+        """Ask about the change as it was typed."""
+        change = " ".join([*self.changes, *(f"{name}={value}" for name, value in self.env.items())])
+        change = " and ".join(filter(None, [change, f"the code of {self.commit[:12]}" if self.commit else ""]))
+        return f"Does {change} {what} {shlex.join(self.command)}?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedArms(AskedQuestion):
+    """A command, and arms with what they add to it, as a spec has them."""
+
+    baseline: Mapping[str, Any]
+    variants: Mapping[str, Any]
+
+    @property
+    def _names(self) -> list[str]:
+        return list(map(str, self.variants)) if isinstance(self.variants, Mapping) else []
+
+    @property
+    def name(self) -> str:
+        """Name of the ablation."""
+        return f"compare-{_slug(' '.join(self._names))}".rstrip("-")
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The whole command."""
+        return self.command
+
+    def arms(self) -> dict[str, Any]:
+        """Return the arms as they are."""
+        return {"baseline": self.baseline, "variants": self.variants}
+
+    def text(self, what: str) -> str:
+        """Ask about the variants by name."""
+        return f"Does {' or '.join(self._names)} {what} {shlex.join(self.command)}?"
+
+
+def _slug(text: str) -> str:
+    return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
 def divided(command: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the program with its script, and its arguments, in which arms may differ."""
     for number, word in enumerate(command):
@@ -197,3 +286,22 @@ def divided(command: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if word.endswith(_SCRIPT) or (number and not word.startswith("-") and Path(word).is_file()):
             return tuple(command[: number + 1]), tuple(command[number + 1 :])
     return tuple(command[:1]), tuple(command[1:])
+
+
+_Question = TypeVar("_Question", bound=AskedQuestion)
+
+
+def checked(
+    question: _Question, check: Callable[[_Question], tuple[int, CheckedTimes]]
+) -> tuple[int, _Question, CheckedTimes]:
+    """Check a question, and again at the seed of its program if that is needed.
+
+    Returns the exit code of `ablate check`, the question that was checked last, and its times.
+    """
+    code, times = check(question)
+    own = question.with_own_seed(times.seed)
+    if not code or own is None:
+        return code, question, times
+    err().print(f"the program trains with seed {times.seed}, so all blocks do")
+    code, times = check(own)
+    return code, own, times

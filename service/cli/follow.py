@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
@@ -24,7 +25,7 @@ from ablate.experiments.block_numbers import block_name
 from ablate.experiments.outcomes import AblationState, BlockState, ExitCode, TrialState
 from ablate.experiments.reporting import wording
 from ablate.service.cli import tables
-from ablate.service.cli.output import err, out, print_json_line
+from ablate.service.cli.output import err, html, out, plain_text, print_json_line
 from ablate.service.client.api import Client
 from ablate.service.lifecycle import OVER, REPORTED, EventKind
 from ablate.service.schemas.ablations import AblationPublic, Event, TrialPublic
@@ -106,17 +107,33 @@ def follow(client: Client, ablation_id: str, console: Console) -> AblationPublic
     """Print the progress of an ablation until it is over, and return its last state. Lets KeyboardInterrupt pass."""
     row, trials = client.ablations.get(ablation_id), client.ablations.trials(ablation_id)
     followed = FollowedAblation.of(row, trials, client.nodes())
-    if console.is_terminal:
+    if console.is_terminal or console.is_jupyter:
         view = _LiveView(followed)
-        with Live(view, console=console, refresh_per_second=4):
+        with in_place(console) as show:
             for _ in _updates(client, followed):
                 view.update(followed)
+                show(view)
                 for line in followed.problems:
                     console.print(escape(line))
                 followed.problems.clear()
     else:
         _follow_in_lines(client, followed, console)
     return followed.ablation
+
+
+@contextmanager
+def in_place(console: Console) -> Iterator[Callable[[RenderableType], None]]:
+    """Yield a function that shows its argument in place of the last one; below it where nothing can be replaced."""
+    if console.is_jupyter:
+        from IPython.display import display  # rich's own way needs ipywidgets
+
+        shown = display({"text/plain": ""}, raw=True, display_id=True)
+        yield lambda part: shown.update({"text/plain": plain_text(part), "text/html": html(part)}, raw=True)
+    elif console.is_terminal:
+        with Live(console=console, refresh_per_second=4) as live:
+            yield live.update
+    else:
+        yield console.print
 
 
 def follow_as_json(client: Client, ablation_id: str) -> AblationPublic:

@@ -53,9 +53,9 @@ def read_bundle(path: Path) -> tuple[dict[str, bytes], Bundle]:
 
 
 def write_plan(
-    body: SpecBody, path: Path, *, calibrations: Sequence[Calibration] = (), unregistered: bool = False, as_json: bool
-) -> None:
-    """Write the plan file of a spec, in a tar file with its code if it has any, and print how to run it.
+    body: SpecBody, path: Path, *, calibrations: Sequence[Calibration] = (), unregistered: bool = False
+) -> PlanFile:
+    """Write the plan file of a spec, in a tar file with its code if it has any, and return it.
 
     A spec with `blocks: auto` gets its number of blocks from `calibrations`. Without any, a plan that times decide gets
     a control arm, so that its own A/A blocks may admit the node. If the settings name a service, it registers a plan
@@ -79,11 +79,16 @@ def write_plan(
         write_plan_archive(path, file, body.archives)
     else:
         write_whole(path, plan_file_text(file))
+    return file
+
+
+def print_plan(file: PlanFile, path: Path, *, as_json: bool) -> None:
+    """Print what a plan file has, and how to run it."""
     if as_json:
         made = {"plan_file": str(path), "ablation": file.ablation_id, "digest": file.digest}
         print_json({**made, "registered_at": file.registered and file.registered.registered_at})
         return
-    console = out()
+    console, plan = out(), file.plan
     arms = ", ".join(arm.name for arm in plan.arms)
     console.print(f"{escape(str(path))}: {len(plan.blocks)} blocks of {escape(arms)} for node class {plan.node_class}")
     console.print(f"  plan     {file.digest}")

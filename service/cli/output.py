@@ -28,6 +28,8 @@ StreamOption = Annotated[bool, typer.Option("--json", help="Print one JSON objec
 
 _FILE_WIDTH = 160
 """Columns of tables that go to a file or a pipe."""
+_NOTEBOOK_WIDTH = 120
+_PRE = '<pre style="white-space: pre; overflow-x: auto; line-height: normal">{code}</pre>'
 _WORKER_HINT = "set it on the worker as ABLATE_WORKER_TOKEN, with ABLATE_NODE_NAME={}"
 
 _P = ParamSpec("_P")
@@ -53,18 +55,34 @@ class _SafeConsole(Console):
             yield Segment(text if control else visible(text), style, control)
 
 
-def _console(stream: TextIO) -> Console:
+def _console(stream: TextIO, *, is_file: bool = False) -> Console:
     on_terminal = stream.isatty()
+    width = None if on_terminal else _FILE_WIDTH
+    forced = False if is_file else None
     return _SafeConsole(
-        file=stream, soft_wrap=not on_terminal, highlight=False, width=None if on_terminal else _FILE_WIDTH
+        file=stream,
+        soft_wrap=not on_terminal,
+        highlight=False,
+        width=width,
+        force_jupyter=forced,
+        force_terminal=forced,
     )
 
 
-def plain_text(*parts: RenderableType) -> str:
-    """Return what a file would get of these, line by line."""
+def plain_text(*parts: RenderableType, width: int = _FILE_WIDTH) -> str:
+    """Return what a file of this width would get of these, line by line."""
     file = io.StringIO()
-    _console(file).print(*parts, sep="\n", end="")
+    console = _console(file, is_file=True)
+    console.width = width
+    console.print(*parts, sep="\n", end="")
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def html(*parts: RenderableType) -> str:
+    """Return these as they look on a terminal, as HTML for a notebook."""
+    console = _SafeConsole(file=io.StringIO(), record=True, width=_NOTEBOOK_WIDTH, highlight=False, force_jupyter=False)
+    console.print(*parts, sep="\n", end="")
+    return console.export_html(inline_styles=True, code_format=_PRE)
 
 
 def print_text(text: str) -> None:

@@ -25,6 +25,7 @@ _COLOURS: dict[Tone, str] = {
     Tone.BROKEN: "magenta",
 }
 _KINDS: dict[str, Kind] = {"text": "text", "code": "name", "number": "number"}
+_PICTURE_WIDTH = 60
 _LEAVING = ("loss", "memory", "MDE", "repeats", "of the variant", "of the baseline")
 """Columns that a narrow terminal moves below the row."""
 
@@ -46,6 +47,25 @@ def between(verdict: Verdict) -> list[RenderableType]:
 
     table = between_variants(verdict)
     return [Group(_table(table, title=table.title), f"[dim]{escape(table.note)}[/]")] if table.rows else []
+
+
+def picture(verdict: Verdict) -> list[str]:
+    """Return the effect of each variant with its interval as a line of text, all on one scale with a bar at zero."""
+    by_arm = {one.arm: one.primary for one in verdict.variants}
+    compared = {one.arm: own for one in lay_out(verdict).variants if (own := by_arm[one.arm]) is not None}
+    ends = [0.0, *(end for own in compared.values() for end in (own.ci_low_pct, own.ci_high_pct, own.delta_pct))]
+    low, size = min(ends), max(ends) - min(ends) or 1.0
+    names = max(map(len, compared), default=0)
+
+    def place(value: float) -> int:
+        return round((_PICTURE_WIDTH - 1) * (value - low) / size)
+
+    lines = []
+    for arm, own in compared.items():
+        first, last = place(own.ci_low_pct), place(own.ci_high_pct)
+        marks = {place(0.0): "│", **dict.fromkeys(range(first, last + 1), "─"), place(own.delta_pct): "●"}
+        lines.append(f"{arm:<{names}}  {''.join(marks.get(one, ' ') for one in range(_PICTURE_WIDTH))}".rstrip())
+    return lines
 
 
 def kernels(verdict: Verdict) -> list[RenderableType]:

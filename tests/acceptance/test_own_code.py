@@ -133,6 +133,29 @@ def test_the_python_client_works_beside_files_with_the_names_of_our_packages(hom
     assert done.stdout.startswith("6 <function steps"), done.stdout
 
 
+def test_python_asks_the_running_stack_and_gets_the_answer_that_the_commands_give(home: Home, folder: Path) -> None:
+    lab = write_program(
+        folder / "lab", "import sys; print(f'METRIC val_loss={100 + int(sys.argv[1]) % 97 / 100 - 10 * len(sys.argv)}')"
+    )
+    (lab / "ask.py").write_text(
+        "import ablate\n"
+        "arms = {'variants': {'lower': {'args': ['x']}}, 'metric': 'val_loss'}\n"
+        "print(ablate.compare('python train.py {seed}', **arms))\n"
+        "print(ablate.answer('latest').to_frame().verdict.tolist())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "ask.py"], cwd=lab, env=home.environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no service" not in done.stderr
+    *table, verdicts = done.stdout.splitlines()
+    assert table[:-1] == home.run("verdict", "compare-lower").stdout.splitlines()
+    assert table[-1].startswith("lower  ─"), "the picture"
+    assert "lower: val_loss is probably 12." in table[0], "no A/A blocks admit this node"
+    assert table[1].startswith("6/6 blocks on cpu, against baseline")
+    assert verdicts == "['inconclusive']"
+
+
 def _receipts(home: Home, ablation: str) -> None:
     receipts = json.loads(home.run("offline", "receipts", ablation).stdout)
     assert len(receipts) == 18

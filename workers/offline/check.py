@@ -39,7 +39,8 @@ def check(
     command: Annotated[
         list[str],
         typer.Argument(
-            metavar="SPEC | -- COMMAND...", help="A spec file, or program and arguments; {seed} is filled in."
+            metavar="SPEC | -- COMMAND...",
+            help="A spec file, - for YAML from standard input, or program and arguments; {seed} is filled in.",
         ),
     ],
     code: Annotated[
@@ -63,7 +64,7 @@ def check(
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
-        if Path(command[0]).suffix.lower() in CONTENT_TYPE_OF_SUFFIX:
+        if command[0] == "-" or Path(command[0]).suffix.lower() in CONTENT_TYPE_OF_SUFFIX:
             if len(command) > 1:
                 raise typer.BadParameter(f"options come before the spec {command[0]}; found {command[1]} after it")
             checks = _of_spec(Path(command[0]), console, timeout_s=timeout, as_json=as_json)

@@ -1,13 +1,14 @@
 """The answers of `ablate check`, about a program from its runs, and about a spec from a short trial of every arm."""
 
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from ablate.experiments.analysis.placing import Kind, placed
-from ablate.experiments.catalog.files import content_type_of
+from ablate.experiments.catalog.files import CONTENT_TYPE_OF_SUFFIX, content_type_of
 from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.kinds.command import HIDDEN_FAILURES, CommandArm, hides_failures
 from ablate.experiments.design.kinds.program import CLOCK_S, marked_steps
@@ -131,8 +132,11 @@ class CheckedSpec:
 
     @classmethod
     def read(cls, path: Path) -> "CheckedSpec":
-        """Return the spec in a file with its code packed. Raises SpecError and OSError."""
-        packed = pack_spec(path.read_bytes(), content_type_of(path), path.parent)
+        """Return the spec in a file, or on standard input, with its code packed. Raises SpecError and OSError."""
+        if path == Path("-"):
+            packed = pack_spec(sys.stdin.buffer.read(), CONTENT_TYPE_OF_SUFFIX[".yaml"], Path())
+        else:
+            packed = pack_spec(path.read_bytes(), content_type_of(path), path.parent)
         spec = parse_spec(packed.content, packed.content_type)
         if not spec.placement.node_class:
             spec = placed(packed.content, packed.content_type, spec, [_own_kind(find_devices())])[2]

@@ -14,6 +14,7 @@ from ablate.experiments.reporting.verdict_layout import (
     VariantLayout,
     interval_heading,
     is_exact,
+    lay_out,
     over_seeds,
 )
 from ablate.experiments.reporting.view import AblationView
@@ -31,13 +32,19 @@ _EXACT_MARKER = "Marker: the value of one seed, the same in every repeat. There 
 
 
 def forest(view: AblationView) -> drawing.Picture | None:
-    """Draw every variant's effect with its interval, the margin band and the adoption line; None without a verdict."""
-    if view.verdict is None or view.answer is None or not any(map(_has_marker, view.verdict.variants)):
+    """Draw the effects of a view's verdict; None without one."""
+    return None if view.verdict is None else effects(view.verdict)
+
+
+def effects(verdict: Verdict) -> drawing.Picture | None:
+    """Draw every variant's effect with its interval, the margin band and the adoption line; None without numbers."""
+    if not any(map(_has_marker, verdict.variants)):
         return None
-    rule, comparisons = view.answer.rule, drawing.comparisons(view.verdict)
-    exact = {variant.arm: variant.exact for variant in view.verdict.variants if variant.exact is not None}
-    shown = view.answer.variants[:MOST_VARIANTS]
-    left_out = len(view.answer.variants) - len(shown)
+    answer, comparisons = lay_out(verdict), drawing.comparisons(verdict)
+    rule, styles = answer.rule, drawing.arm_styles([verdict.baseline, *(one.arm for one in verdict.variants)])
+    exact = {variant.arm: variant.exact for variant in verdict.variants if variant.exact is not None}
+    shown = answer.variants[:MOST_VARIANTS]
+    left_out = len(answer.variants) - len(shown)
     reaches = {variant.arm: _reach(comparisons.get(variant.arm), exact.get(variant.arm)) for variant in shown}
     beyond = _beyond(reaches, rule)
 
@@ -45,7 +52,6 @@ def forest(view: AblationView) -> drawing.Picture | None:
         figure.set_size_inches(NARROW_IN, 0.85 + 0.3 * len(shown))
         axes = figure.add_subplot()
         drawing.rule_lines(axes, rule, vertical=True)
-        styles = drawing.styles(view)
         for place, variant in enumerate(shown):
             if variant.arm in comparisons:
                 _forest_row(axes, place, comparisons[variant.arm], styles[variant.arm])
@@ -58,9 +64,7 @@ def forest(view: AblationView) -> drawing.Picture | None:
                 _arrows(axes, place, reaches[variant.arm] or (0.0, 0.0), styles[variant.arm])
         _forest_frame(axes, shown, styles, wording.metric(rule.metric), is_cut=bool(beyond))
 
-    return drawing.draw(
-        "forest", "Effect of every variant", _forest_caption(view.verdict, rule, left_out, beyond), paint
-    )
+    return drawing.draw("forest", "Effect of every variant", _forest_caption(verdict, rule, left_out, beyond), paint)
 
 
 _Reach = tuple[float, float]

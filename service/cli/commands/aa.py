@@ -65,7 +65,7 @@ def aa(
     elif out_file is not None:
         from ablate.service.cli import offline
 
-        offline.write_plan(body, out_file, as_json=as_json)
+        offline.print_plan(offline.write_plan(body, out_file), out_file, as_json=as_json)
     else:
         run_spec(body, as_json=as_json, print_end=_print_noise)
 

@@ -1,6 +1,5 @@
 """`ablate ask`: from a command and a change of it to a first answer, with nothing else to set up."""
 
-import json
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from ablate.experiments.reporting import wording
 from ablate.experiments.system.processes import OWN_PYTHON
 from ablate.experiments.system.shell_python import in_shell_python
 from ablate.service.cli.arguments import read_spec
-from ablate.service.cli.asking import AskedChange, CheckedTimes
+from ablate.service.cli.asking import AskedChange, CheckedTimes, checked
 from ablate.service.cli.follow import run_spec
 from ablate.service.cli.output import StreamOption, err, guarded
 from ablate.service.cli.verdicts import exit_code
@@ -98,15 +97,8 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     )
     for arm, line in question.command_lines():
         err().print(f"[bold]{escape(arm)}[/]  {escape(line)}", soft_wrap=True)
-    file = Path(f"ask-{question.name}.yaml")
-    _write(file, question.spec())
-    code, times = _check(file)
-    own = question.with_own_seed(times.seed)
-    if code and own is not None:
-        err().print(f"the program trains with seed {times.seed}, so all blocks do")
-        question = own
-        _write(file, question.spec())
-        code, times = _check(file)
+    file = Path(f"ask-{question.variant}.yaml")
+    code, question, times = checked(question, lambda one: _check(file, one))
     if code:
         err().print(f"not measured: mend the program, or open files to it with --data; the spec is {escape(str(file))}")
         raise typer.Exit(code)
@@ -170,13 +162,14 @@ def _write(file: Path, values: dict[str, Any]) -> None:
     write_whole(file, head + spec_yaml(values).decode())
 
 
-def _check(file: Path) -> tuple[int, CheckedTimes]:
+def _check(file: Path, question: AskedChange) -> tuple[int, CheckedTimes]:
     """Run a short trial of every arm; return the exit code of the check and the times. Exits if nothing could run."""
+    _write(file, question.spec())
     done = subprocess.run([*_CHECK, str(file)], stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout:
         raise typer.Exit(done.returncode)
-    answer = json.loads(done.stdout)
-    for check in answer["checks"]:
+    times = CheckedTimes.read(done.stdout)
+    for check in times.checks:
         state = "[green]ok[/]" if check["passed"] else "[red]failed[/]" if check["needed"] else "[yellow]note[/]"
         err().print(f"  {state}  {escape(check['name'])}: {escape(check['detail'])}", soft_wrap=True)
-    return done.returncode, CheckedTimes(**{name: answer[name] for name in CheckedTimes.__dataclass_fields__})
+    return done.returncode, times

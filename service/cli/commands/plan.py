@@ -50,7 +50,8 @@ def plan(
 
         calibrations = read_calibrations(calibration)
         body = read_spec(spec, commit, seeds)
-        offline.write_plan(body, out_file, calibrations=calibrations, unregistered=unregistered, as_json=as_json)
+        file = offline.write_plan(body, out_file, calibrations=calibrations, unregistered=unregistered)
+        offline.print_plan(file, out_file, as_json=as_json)
         return
     reject_calibrations(calibration)
     with Client() as client:

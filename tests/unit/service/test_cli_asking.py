@@ -61,7 +61,7 @@ def test_a_question_is_a_spec_that_the_service_takes(changes: dict[str, object],
         spec = parse_spec(spec_yaml(values), "application/yaml")
         resolution = resolve(spec)
         assert resolution.problems == ()
-        assert [arm.name for arm in resolution.arms] == ["baseline", question.name]
+        assert [arm.name for arm in resolution.arms] == ["baseline", question.variant]
         assert spec.workload.env == ({"PYTHONPATH": "src"} if "search_path" in changes else {})
     assert spec.verdict.primary.metric == primary
 
@@ -144,5 +144,5 @@ def test_a_change_that_the_command_has_already_is_refused_and_named(command: str
 
 def test_a_variant_of_a_commit_has_the_name_that_its_author_gave() -> None:
     asked = AskedChange(command=("a",), commit=40 * "f", revision="origin/fused@{1}")
-    assert asked.name == "origin-fused-1"
+    assert asked.variant == "origin-fused-1"
     assert asked.spec()["variants"] == {"origin-fused-1": {"code": {"commit": 40 * "f"}}}
