@@ -15,7 +15,7 @@ from ablate.experiments.catalog.files import content_type_of
 from ablate.experiments.design.load import load_values
 from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.errors import SpecError, SpecProblem
-from ablate.experiments.outcomes import ExitCode, VerdictWord
+from ablate.experiments.outcomes import BASELINE, ExitCode, VerdictWord
 from ablate.experiments.records.git_repository import Repository
 from ablate.experiments.reporting import wording
 from ablate.service.cli.commits.bisection import Bisection, Shift
@@ -26,6 +26,8 @@ from ablate.service.schemas.submissions import SpecBody
 
 _MOST_COMMITS = 512
 _MOST_ROUNDS = 40
+_AS_GOOD = Shift(mean=0.0, se=0.0, df=1)
+"""Of a commit with the files of the good one."""
 _BAD = "bad"
 """Variant of the first ablation."""
 
@@ -71,8 +73,11 @@ def search(folder: Path, values: Mapping[str, Any], history: History, *, at_once
             break
         err().print(f"round {number}: {'; '.join(escape(history.named(place)) for place in places)}", soft_wrap=True)
         arms = {f"c-{history.commits[place - 1][:12]}": place for place in places}
-        body = _body(folder, values, history, {arm: history.commits[place - 1] for arm, place in arms.items()}, number)
-        for variant in _measured(body, as_json=as_json):
+        commits = {arm: history.commits[place - 1] for arm, place in arms.items()}
+        body, as_good = _body(folder, values, history, commits, number)
+        for arm in as_good:
+            bisection.measured.setdefault(arms[arm], []).append(_AS_GOOD)
+        for variant in () if body is None else _measured(body, as_json=as_json):
             difference = _difference(variant)
             if difference is None:
                 bisection.broken.add(arms[variant.arm])
@@ -119,12 +124,25 @@ def history_of(folder: Path, good: str, bad: str) -> History:
 
 def _body(
     folder: Path, values: Mapping[str, Any], history: History, variants: Mapping[str, str], number: int
-) -> SpecBody:
-    """Return the spec of a round, with the code of `good` as baseline and the variants' commits."""
+) -> tuple[SpecBody | None, frozenset[str]]:
+    """Return the spec of a round, with the code of `good` as baseline, and the variants that have its files.
+
+    Of several variants with the same files, as after a revert, only the first is in the spec; None without any.
+    """
     name = f"bisect-{history.good[:8]}-{history.commits[-1][:8]}-{number}"
     own = {**values, "ablation": name, "variants": {arm: {} for arm in variants}}
-    commits = {"baseline": history.good, **variants}
-    return SpecBody.packed(spec_yaml(own), folder=folder, commits=commits)
+    body = SpecBody.packed(spec_yaml(own), folder=folder, commits={BASELINE: history.good, **variants})
+    packed = load_values(body.content, body.content_type)
+    good = packed["workload"]["code"]
+    codes = {arm: packed["variants"][arm].get("code", good) for arm in variants}
+    as_good = frozenset(arm for arm, code in codes.items() if code == good)
+    first = {str(code): arm for arm, code in reversed(codes.items()) if arm not in as_good}
+    if len(first) == len(variants):
+        return body, as_good
+    if not first:
+        return None, as_good
+    rest = {arm: commit for arm, commit in variants.items() if arm in first.values()}
+    return _body(folder, values, history, rest, number)[0], as_good
 
 
 def _measured(body: SpecBody, *, as_json: bool) -> tuple[VariantVerdict, ...]:
@@ -135,7 +153,11 @@ def _measured(body: SpecBody, *, as_json: bool) -> tuple[VariantVerdict, ...]:
 
 def _first(folder: Path, values: Mapping[str, Any], history: History, *, as_json: bool) -> Bisection:
     """Measure the bad commit. Exits unless a difference is proved."""
-    variants = _measured(_body(folder, values, history, {_BAD: history.commits[-1]}, 0), as_json=as_json)
+    body, _as_good = _body(folder, values, history, {_BAD: history.commits[-1]}, 0)
+    if body is None:
+        err().print("nothing to bisect: the bad commit has the files of the good one")
+        raise typer.Exit(ExitCode.INCONCLUSIVE)
+    variants = _measured(body, as_json=as_json)
     [variant] = variants
     step = _difference(variant)
     if step is None or variant.measured not in (VerdictWord.WORSE, VerdictWord.BETTER):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ablate.experiments.design.load import load_values
+from ablate.experiments.design.load import load_values, parse_spec
+from ablate.experiments.design.plan import make_plan
 from ablate.experiments.outcomes import VerdictWord
 from ablate.service.cli.commands import bisect as command
 from ablate.service.cli.commits import bisecting
@@ -29,14 +30,16 @@ verdict: {primary: {metric: process_s, margin: 1%}}
 class History:
     """A repository whose commits change the program, and the levels that they measure."""
 
-    def __init__(self, folder: Path, levels: list[float | None], seed: int = 1) -> None:
+    def __init__(
+        self, folder: Path, levels: list[float | None], seed: int = 1, programs: list[int] | None = None
+    ) -> None:
         self.folder = folder
         (folder / "code").mkdir()
         (folder / "spec.yaml").write_text(SPEC)
         self.git("init", "-q", "-b", "main")
         self.commits: list[str] = []
         for number, _level in enumerate([0.0, *levels]):
-            (folder / "code" / "train.py").write_text(f"print({number})\n")
+            (folder / "code" / "train.py").write_text(f"print({programs[number] if programs else number})\n")
             self.commit(f"Change {number}")
             self.commits.append(self.git("rev-parse", "HEAD"))
             (folder / "notes.txt").write_text(f"{number}\n")
@@ -60,6 +63,7 @@ class History:
         self.bodies.append(values)
         self.keys.append(idempotency_key)
         assert values["labels"]["commit.baseline"] == self.commits[0]
+        make_plan(parse_spec(body.content, body.content_type))  # as a service does: equal arms are refused
         variants = [self.measured(arm, values["labels"][f"commit.{arm}"]) for arm in values["variants"]]
         return "abl_1", SimpleNamespace(variants=tuple(variants))
 
@@ -100,6 +104,35 @@ def test_it_names_the_commit_of_a_drawn_history(tmp_path: Path, monkeypatch: pyt
     assert answer["probability"] >= 0.95
     assert set(answer["broken"]) <= {history.commits[place] for place in broken}
     assert len(set(history.keys)) == len(history.keys)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_reverts_give_commits_the_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Neighbours differ, and a commit may have the files of any other one on its side of the culprit."""
+    chance = random.Random(seed)  # noqa: S311
+    last = chance.randint(4, 16)
+    culprit = chance.randint(1, last)
+    programs = [0]
+    for place in range(1, last + 1):
+        side = range(1, 3) if place < culprit else range(3, 5)
+        drawn = (0, *side) if place < culprit else tuple(side)
+        programs.append(chance.choice([one for one in drawn if one != programs[-1]]))
+    levels: list[float | None] = [5.0 * (place >= culprit) for place in range(1, last + 1)]
+    history = History(tmp_path, levels, seed, programs)
+    done = bisect(history, monkeypatch, "--json")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout.splitlines()[-1])["bisection"]
+    assert answer["culprits"] == [history.commits[culprit]]
+
+
+def test_a_bad_commit_with_the_files_of_the_good_one_is_nothing_to_bisect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(tmp_path, [5.0, 0.0], programs=[0, 1, 0])
+    done = bisect(history, monkeypatch)
+    assert done.exit_code == 3, done.output
+    assert "nothing to bisect: the bad commit has the files of the good one" in done.output
+    assert not history.bodies
 
 
 def test_its_output_names_commit_and_probability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
