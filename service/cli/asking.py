@@ -4,11 +4,11 @@ import json
 import math
 import re
 import shlex
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal
 
 from ablate.experiments.design.arguments import merged_arguments
 from ablate.experiments.design.metrics import METRICS, TRACKER_VARIABLES, is_declarable
@@ -44,7 +44,6 @@ class CheckedTimes:
     step_s: float | None
     start_s: float
     longest_s: float
-
     checks: tuple[Mapping[str, Any], ...] = ()
     """Its lines: name, detail, whether it passed, and whether it is needed."""
 
@@ -56,10 +55,18 @@ class CheckedTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedQuestion(ABC):
-    """A command, what differs between its arms, and the rule that decides."""
+class AskedQuestion:
+    """A command, the arms that add something to it, and the rule that decides."""
 
+    name: str
+    """Of the ablation."""
+    change: str
+    """In words, for people."""
     command: tuple[str, ...]
+    """The words that all arms share."""
+    baseline: Mapping[str, Any]
+    """As in a spec."""
+    variants: Mapping[str, Any]
     metric: str | None = None
     """A metric of ours, a name that the program reports, a line that it prints with {} for the number, or
     `tensorboard:TAG` (`wandb:`, `mlflow:`) that it logs."""
@@ -73,23 +80,13 @@ class AskedQuestion(ABC):
     steps: int | None = None
     blocks: int = MIN_BLOCKS
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Name of the ablation, without the command that asked."""
-
-    @property
-    @abstractmethod
-    def shared(self) -> tuple[str, ...]:
-        """The words of the command that all arms share."""
-
-    @abstractmethod
-    def arms(self) -> dict[str, Any]:
-        """Return `baseline` and `variants` of the spec."""
-
-    @abstractmethod
-    def text(self, what: str) -> str:
-        """Return the question about `what` the change may do."""
+    def command_lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the arms with what they run."""
+        for name, arm in {BASELINE: self.baseline, **self.variants}.items():
+            before = [f"{key}={shlex.quote(value)}" for key, value in arm.get("env", {}).items()]
+            after = [f"(code of commit {arm['code']['commit'][:12]})"] if "code" in arm else []
+            args = arm.get("args", self.baseline.get("args", ()))
+            yield name, " ".join([*before, shlex.join([*self.command, *args]), *after])
 
     @property
     def declared(self) -> str | None:
@@ -100,19 +97,19 @@ class AskedQuestion(ABC):
         name = re.sub("[^a-z0-9]+", "_", words.lower()).strip("_")[:50]
         return name if is_declarable(name) else f"reported_{name}".rstrip("_")
 
-    def with_own_seed(self, seed: int | None) -> "Self | None":
+    def with_own_seed(self, seed: int | None) -> "AskedQuestion | None":
         """Return the question at the seed that the program trains with; None if that would be no other question.
 
         Times may be compared at one seed. A number that the program reports needs a seed for every block.
         """
-        takes_seed = "{seed}" in str((self.command, self.arms()))
+        takes_seed = "{seed}" in str((self.command, self.baseline, self.variants))
         if seed is None or seed == self.seed or takes_seed or self.metric is not None:
             return None
         return replace(self, seed=seed)
 
     def spec(self, times: CheckedTimes | None = None) -> dict[str, Any]:
         """Return the values of the spec: before the check one that needs nothing of the program, then the whole."""
-        workload: dict[str, Any] = {"command": list(self.shared), "code": "."}
+        workload: dict[str, Any] = {"command": list(self.command), "code": "."}
         if self.data:
             workload["data"] = list(self.data)
         if self.search_path:
@@ -129,7 +126,8 @@ class AskedQuestion(ABC):
             "ablation": self.name[:63].rstrip("-"),
             "question": self._question(),
             "workload": workload,
-            **self.arms(),
+            "baseline": self.baseline,
+            "variants": self.variants,
             "design": {"seeds": seeds, "blocks": {"count": self.blocks}},
             "placement": placement,
             "limits": self._limits(times),
@@ -160,7 +158,7 @@ class AskedQuestion(ABC):
 
     def _question(self) -> str:
         what = f"improve {self.declared or self.metric} of" if self.metric else "speed up"
-        return " ".join(self.text(what).split())[:500]
+        return " ".join(f"Does {self.change} {what} {shlex.join(self.command)}?".split())[:500]
 
     def _steps(self, step_s: float, start_s: float) -> dict[str, int]:
         """Return the steps of a trial: as many as its share of the time allows."""
@@ -183,98 +181,45 @@ class AskedQuestion(ABC):
         return {"trial": f"{max(20, trial)}m", "device_minutes": max(180, math.ceil(minutes))}
 
 
-@dataclass(frozen=True, kw_only=True)
-class AskedChange(AskedQuestion):
-    """A command, and the one change that `ablate ask` is about."""
+def asked_change(
+    command: tuple[str, ...],
+    *,
+    changes: tuple[str, ...] = (),
+    env: Mapping[str, str] = MappingProxyType({}),
+    commit: str | None = None,
+    revision: str = "",
+    **rule: Any,
+) -> AskedQuestion:
+    """Return the question about one change of a command line. Raises SpecError without a change.
 
-    changes: tuple[str, ...] = ()
-    """Arguments of the variant: each replaces the one of the same name, or is added."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    commit: str | None = None
-    """Whole name of the commit whose code is the variant."""
-    revision: str = ""
-    """What its author calls that commit."""
+    Args:
+        command: the baseline.
+        changes: arguments of the variant: each replaces the one of the same name, or is added.
+        env: variables of the variant.
+        commit: whole name of the commit whose code is the variant.
+        revision: what its author calls that commit.
+        rule: other fields of the question.
 
-    def __post_init__(self) -> None:
-        """Raise SpecError without a change."""
-        _shared, args = divided(self.command)
-        if self.env or self.commit or merged_arguments(args, self.changes) != args:
-            return
-        has = f"the command has {shlex.join(self.changes)} already" if self.changes else "no change was given"
+    """
+    shared, args = divided(command)
+    merged = merged_arguments(args, changes)
+    if not env and not commit and merged == args:
+        has = f"the command has {shlex.join(changes)} already" if changes else "no change was given"
         detail = f"nothing differs from the baseline: {has}; give another --vs, --vs-env or --vs-commit"
         raise SpecError([SpecProblem(pointer="--vs", detail=detail, hint="ablate ask --vs='--lr 2e-3' -- ...")])
-
-    @property
-    def variant(self) -> str:
-        """Name of the variant, and of the file."""
-        words = [*self.changes, *(f"{name}={value}" for name, value in self.env.items()), self.revision]
-        name = _slug(" ".join(words))[:40].strip("-") or "variant"
-        return f"{name}-variant" if name in (BASELINE, CONTROL) else name
-
-    @property
-    def name(self) -> str:
-        """Name of the ablation."""
-        return f"ask-{self.variant}"
-
-    @property
-    def shared(self) -> tuple[str, ...]:
-        """The program with its script."""
-        return divided(self.command)[0]
-
-    def command_lines(self) -> Iterator[tuple[str, str]]:
-        """Yield the arms with what they run."""
-        shared, args = divided(self.command)
-        yield BASELINE, shlex.join(self.command)
-        before = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
-        after = [f"(code of commit {self.commit[:12]})"] if self.commit else []
-        yield self.variant, " ".join([*before, shlex.join([*shared, *merged_arguments(args, self.changes)]), *after])
-
-    def arms(self) -> dict[str, Any]:
-        """Return the arguments of the command as those of the baseline, and the change as the variant."""
-        _shared, args = divided(self.command)
-        variant: dict[str, Any] = {"args": list(merged_arguments(args, self.changes))} if self.changes else {}
-        variant |= {"env": dict(self.env)} if self.env else {}
-        variant |= {"code": {"commit": self.commit}} if self.commit else {}
-        return {"baseline": {"args": list(args)}, "variants": {self.variant: variant}}
-
-    def text(self, what: str) -> str:
-        """Ask about the change as it was typed."""
-        change = " ".join([*self.changes, *(f"{name}={value}" for name, value in self.env.items())])
-        change = " and ".join(filter(None, [change, f"the code of {self.commit[:12]}" if self.commit else ""]))
-        return f"Does {change} {what} {shlex.join(self.command)}?"
+    variant: dict[str, Any] = {"args": list(merged)} if changes else {}
+    variant |= {"env": dict(env)} if env else {}
+    variant |= {"code": {"commit": commit}} if commit else {}
+    words = [*changes, *(f"{key}={value}" for key, value in env.items())]
+    name = slug(" ".join([*words, revision]))[:40].strip("-") or "variant"
+    name = f"{name}-variant" if name in (BASELINE, CONTROL) else name
+    change = " and ".join(filter(None, [" ".join(words), f"the code of {commit[:12]}" if commit else ""]))
+    arms: dict[str, Any] = {"baseline": {"args": list(args)}, "variants": {name: variant}}
+    return AskedQuestion(name=f"ask-{name}", change=change, command=shared, **arms, **rule)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AskedArms(AskedQuestion):
-    """A command, and arms with what they add to it, as a spec has them."""
-
-    baseline: Mapping[str, Any]
-    variants: Mapping[str, Any]
-
-    @property
-    def _names(self) -> list[str]:
-        return list(map(str, self.variants)) if isinstance(self.variants, Mapping) else []
-
-    @property
-    def name(self) -> str:
-        """Name of the ablation."""
-        return f"compare-{_slug(' '.join(self._names))}".rstrip("-")
-
-    @property
-    def shared(self) -> tuple[str, ...]:
-        """The whole command."""
-        return self.command
-
-    def arms(self) -> dict[str, Any]:
-        """Return the arms as they are."""
-        return {"baseline": self.baseline, "variants": self.variants}
-
-    def text(self, what: str) -> str:
-        """Ask about the variants by name."""
-        return f"Does {' or '.join(self._names)} {what} {shlex.join(self.command)}?"
-
-
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
+    """Return a text as a name."""
     return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
@@ -288,12 +233,9 @@ def divided(command: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(command[:1]), tuple(command[1:])
 
 
-_Question = TypeVar("_Question", bound=AskedQuestion)
-
-
 def checked(
-    question: _Question, check: Callable[[_Question], tuple[int, CheckedTimes]]
-) -> tuple[int, _Question, CheckedTimes]:
+    question: AskedQuestion, check: Callable[[AskedQuestion], tuple[int, CheckedTimes]]
+) -> tuple[int, AskedQuestion, CheckedTimes]:
     """Check a question, and again at the seed of its program if that is needed.
 
     Returns the exit code of `ablate check`, the question that was checked last, and its times.

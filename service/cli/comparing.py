@@ -19,7 +19,7 @@ from typing import Any, Literal
 from rich.text import Text
 from yaml.representer import RepresenterError
 
-from ablate.experiments.analysis.verdicts import VariantVerdict, Verdict
+from ablate.experiments.analysis.verdicts import Comparison, VariantVerdict, Verdict
 from ablate.experiments.block_numbers import block_number
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import make_plan
@@ -32,7 +32,7 @@ from ablate.experiments.reporting.view import bundle_view
 from ablate.experiments.system.processes import OWN_PYTHON
 from ablate.experiments.system.shell_python import in_shell_python
 from ablate.service.cli import offline, tables, verdict_tables
-from ablate.service.cli.asking import MARGIN, AskedArms, CheckedTimes, checked
+from ablate.service.cli.asking import MARGIN, AskedQuestion, CheckedTimes, checked, slug
 from ablate.service.cli.commands.offline.receipts import fetch
 from ablate.service.cli.follow import follow, in_place
 from ablate.service.cli.output import err, html, out, plain_text, problem_lines, problem_of
@@ -51,6 +51,11 @@ main()
 _ABLATE = ("env", "TTY_COMPATIBLE=0", *OWN_PYTHON, "-c", _CODE)
 """The command line, which ends with this process. Kernels of notebooks force colours on, also on pipes."""
 _FRAMES = ("pandas", "polars")
+_NUMBERS = {
+    **{"effect_pct": "delta_pct", "low_pct": "ci_low_pct", "high_pct": "ci_high_pct"},
+    **{"mde_pct": "mde_pct", "blocks": "blocks"},
+}
+"""Columns of a frame, with the fields of a comparison."""
 
 
 class NotCompared(Exception):
@@ -112,29 +117,28 @@ class AblationAnswer:
 
 def _rows(verdict: Verdict, variant: VariantVerdict) -> Iterator[dict[str, Any]]:
     judged = {"verdict": str(variant.verdict), "decision": str(variant.decision), "reason": variant.reason}
-    unjudged: dict[str, str | None] = dict.fromkeys(judged)
-    compared = variant.primary
-    first: dict[str, Any] = dict.fromkeys(("effect_pct", "low_pct", "high_pct", "mde_pct", "blocks"))
+    metric = verdict.rule["primary"]["metric"]
+    yield {"variant": variant.arm, "metric": metric, "decides": True, **_numbers(variant), **judged}
+    for one in variant.secondary:
+        rest = {**_numbers_of(one), **dict.fromkeys(judged)}
+        yield {"variant": variant.arm, "metric": one.metric, "decides": False, **rest}
+
+
+def _numbers(variant: VariantVerdict) -> dict[str, float | None]:
+    """Return the numbers of the metric that decides; None where the variant has none."""
+    if variant.primary is not None:
+        return _numbers_of(variant.primary)
+    numbers: dict[str, float | None] = dict.fromkeys(_NUMBERS)
     if variant.exact is not None:
         changes = [one.change_pct for one in variant.exact.seeds if one.change_pct is not None]
-        first["blocks"] = variant.exact.blocks
-        if changes:
-            first |= {"effect_pct": sum(changes) / len(changes), "low_pct": min(changes), "high_pct": max(changes)}
-    if compared is None:
-        metric = verdict.rule["primary"]["metric"]
-        yield {"variant": variant.arm, "metric": metric, "decides": True, **first, **judged}
-    for comparison in (*([] if compared is None else [compared]), *variant.secondary):
-        yield {
-            "variant": variant.arm,
-            "metric": comparison.metric,
-            "decides": comparison is compared,
-            "effect_pct": comparison.delta_pct,
-            "low_pct": comparison.ci_low_pct,
-            "high_pct": comparison.ci_high_pct,
-            "mde_pct": comparison.mde_pct,
-            "blocks": comparison.blocks,
-            **(judged if comparison is compared else unjudged),
-        }
+        mean = sum(changes) / len(changes) if changes else None
+        ends = {"low_pct": min(changes, default=None), "high_pct": max(changes, default=None)}
+        numbers |= {"effect_pct": mean, **ends, "blocks": variant.exact.blocks}
+    return numbers
+
+
+def _numbers_of(comparison: Comparison) -> dict[str, float | None]:
+    return {column: getattr(comparison, field) for column, field in _NUMBERS.items()}
 
 
 def compare(
@@ -162,7 +166,7 @@ def compare(
         margin: differences that do not matter.
         check: run a short trial of each arm on this machine first, which sizes the ablation.
         sections: other sections of the spec, whose keys replace those that `ablate ask` would choose:
-            workload, design, placement, limits, verdict, labels, and `question`.
+            workload, design, placement, limits, verdict, labels; also `ablation`, its name, and `question`.
 
     Raises:
         NotCompared: the text says what was wrong, and what to type.
@@ -170,7 +174,10 @@ def compare(
     """
     with _explained():
         shell = in_shell_python(_words(command))
-        question = AskedArms(
+        names = [str(name) for name in variants] if isinstance(variants, Mapping) else []
+        question = AskedQuestion(
+            name=f"compare-{slug(' '.join(names))}",
+            change=" or ".join(names),
             command=shell.argv,
             baseline={} if baseline is None else baseline,
             variants=variants,
@@ -255,17 +262,17 @@ def _parsed(values: Mapping[str, Any]) -> AblationSpec:
     return spec
 
 
-def _sized(question: AskedArms, spec: AblationSpec, sections: Mapping[str, Any]) -> AskedArms:
+def _sized(question: AskedQuestion, spec: AblationSpec, sections: Mapping[str, Any]) -> AskedQuestion:
     """Return the question with the numbers of blocks and steps that its sections ask for."""
     blocks = MIN_BLOCKS if spec.design.blocks.auto else spec.design.blocks.number
     steps = spec.workload.steps.timed if "steps" in sections.get("workload", {}) else None
     return replace(question, blocks=blocks, steps=steps)
 
 
-def _checked(question: AskedArms, sections: Mapping[str, Any]) -> tuple[AskedArms, CheckedTimes]:
+def _checked(question: AskedQuestion, sections: Mapping[str, Any]) -> tuple[AskedQuestion, CheckedTimes]:
     """Run a short trial of every arm here; raise NotCompared if one fails."""
 
-    def check(one: AskedArms) -> tuple[int, CheckedTimes]:
+    def check(one: AskedQuestion) -> tuple[int, CheckedTimes]:
         code, document, lines = _run("check", "--json", "-", stdin=spec_yaml(_merged(one.spec(), sections)))
         if not document:
             raise NotCompared(_nothing("".join(lines.partition("not run:")[1:]) or lines))
@@ -311,8 +318,8 @@ def _nothing(why: str) -> str:
 def _by_service(body: SpecBody, text: str) -> AblationAnswer:
     with Client() as client:
         accepted = client.ablations.submit(body)
-        err().print(tables.warnings(accepted.warnings))
         try:
+            err().print(tables.warnings(accepted.warnings))
             follow(client, accepted.id, err())
         except KeyboardInterrupt:
             client.ablations.cancel(accepted.id)

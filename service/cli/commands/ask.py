@@ -19,7 +19,7 @@ from ablate.experiments.reporting import wording
 from ablate.experiments.system.processes import OWN_PYTHON
 from ablate.experiments.system.shell_python import in_shell_python
 from ablate.service.cli.arguments import read_spec
-from ablate.service.cli.asking import AskedChange, CheckedTimes, checked
+from ablate.service.cli.asking import AskedQuestion, CheckedTimes, asked_change, checked
 from ablate.service.cli.follow import run_spec
 from ablate.service.cli.output import StreamOption, err, guarded
 from ablate.service.cli.verdicts import exit_code
@@ -82,8 +82,8 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     The exit code is that of `ablate verdict`, 6 if the check fails, or 130 after Ctrl-C, which cancels nothing.
     """
     shell = in_shell_python(command)
-    question = AskedChange(
-        command=shell.argv,
+    question = asked_change(
+        shell.argv,
         changes=_words(vs or ()),
         env=_variables(vs_env or ()),
         commit=None if vs_commit is None else Repository.around(Path()).commit(vs_commit),
@@ -97,7 +97,7 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     )
     for arm, line in question.command_lines():
         err().print(f"[bold]{escape(arm)}[/]  {escape(line)}", soft_wrap=True)
-    file = Path(f"ask-{question.variant}.yaml")
+    file = Path(f"{question.name}.yaml")
     code, question, times = checked(question, lambda one: _check(file, one))
     if code:
         err().print(f"not measured: mend the program, or open files to it with --data; the spec is {escape(str(file))}")
@@ -114,7 +114,7 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     raise typer.Exit(exit_code(verdict.variants, None))
 
 
-def _say_how_long(question: AskedChange, times: CheckedTimes) -> None:
+def _say_how_long(question: AskedQuestion, times: CheckedTimes) -> None:
     minutes = max(1, round(question.expected_s(times) / 60))
     long = wording.counted(minutes, "minute")
     err().print(f"{question.blocks} blocks of 3 trials (one measures the noise), about {long}")
@@ -162,7 +162,7 @@ def _write(file: Path, values: dict[str, Any]) -> None:
     write_whole(file, head + spec_yaml(values).decode())
 
 
-def _check(file: Path, question: AskedChange) -> tuple[int, CheckedTimes]:
+def _check(file: Path, question: AskedQuestion) -> tuple[int, CheckedTimes]:
     """Run a short trial of every arm; return the exit code of the check and the times. Exits if nothing could run."""
     _write(file, question.spec())
     done = subprocess.run([*_CHECK, str(file)], stdout=subprocess.PIPE, text=True, check=False)

@@ -10,7 +10,7 @@ from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.errors import SpecError
-from ablate.service.cli.asking import AskedChange, CheckedTimes, divided
+from ablate.service.cli.asking import CheckedTimes, asked_change, divided
 
 
 @pytest.mark.parametrize(
@@ -55,20 +55,20 @@ CODE = {"archive": f"sha256:{64 * '0'}"}
     ],
 )
 def test_a_question_is_a_spec_that_the_service_takes(changes: dict[str, object], primary: str) -> None:
-    question = AskedChange(command=("python", "train.py", "--lr", "1e-3", "--seed", "{seed}"), **changes)  # type: ignore[arg-type]
+    question = asked_change(("python", "train.py", "--lr", "1e-3", "--seed", "{seed}"), **changes)  # type: ignore[arg-type]
     for values in (question.spec(), question.spec(times())):
         values["workload"]["code"] = CODE
         spec = parse_spec(spec_yaml(values), "application/yaml")
         resolution = resolve(spec)
         assert resolution.problems == ()
-        assert [arm.name for arm in resolution.arms] == ["baseline", question.variant]
+        assert [arm.name for arm in resolution.arms] == ["baseline", *question.variants]
         assert spec.workload.env == ({"PYTHONPATH": "src"} if "search_path" in changes else {})
     assert spec.verdict.primary.metric == primary
 
 
 def test_directions_and_loads_follow_from_the_metric() -> None:
     def asked(metric: str, **more: object) -> tuple[str, str | None]:
-        question = AskedChange(command=("a", "{seed}"), changes=("--x",), metric=metric, **more)  # type: ignore[arg-type]
+        question = asked_change(("a", "{seed}"), changes=("--x",), metric=metric, **more)  # type: ignore[arg-type]
         values = question.spec(times())
         return values["workload"]["metrics"][str(question.declared)]["better"], values["placement"].get(
             "max_foreign_load"
@@ -83,7 +83,7 @@ def test_directions_and_loads_follow_from_the_metric() -> None:
 
 @given(step_s=st.floats(1e-7, 100), start_s=st.floats(0, 1000), blocks=st.integers(6, 40))
 def test_trials_fit_into_the_time_of_a_first_answer(step_s: float, start_s: float, blocks: int) -> None:
-    question = AskedChange(command=("a",), changes=("--x",), blocks=blocks)
+    question = asked_change(("a",), changes=("--x",), blocks=blocks)
     values = question.spec(times(step_s=step_s, start_s=start_s, longest_s=start_s + step_s))
     timed = values["workload"]["steps"]["timed"]
     assert 10 <= timed <= 5000
@@ -96,7 +96,7 @@ def test_trials_fit_into_the_time_of_a_first_answer(step_s: float, start_s: floa
 @pytest.mark.parametrize("marks", ["process", "steps", "tokens"])
 def test_speed_is_decided_by_what_the_program_marks(marks: str) -> None:
     step_s = None if marks == "process" else 0.1
-    values = AskedChange(command=("a",), changes=("--x",)).spec(times(marks=marks, step_s=step_s))
+    values = asked_change(("a",), changes=("--x",)).spec(times(marks=marks, step_s=step_s))
     assert values["verdict"]["primary"]["metric"] == {"process": "process_s", "steps": "step_s"}.get(
         marks, "tokens_per_s"
     )
@@ -104,27 +104,27 @@ def test_speed_is_decided_by_what_the_program_marks(marks: str) -> None:
 
 
 def test_a_busy_machine_is_measured_with_all_its_load() -> None:
-    question = AskedChange(command=("a",), changes=("--x",))
+    question = asked_change(("a",), changes=("--x",))
     assert "max_foreign_load" not in question.spec(times())["placement"]
     assert question.spec(times(is_quiet=False))["placement"]["max_foreign_load"] == "99%"
-    work = AskedChange(command=("a",), changes=("--x",), metric="cpu_s").spec(times())
+    work = asked_change(("a",), changes=("--x",), metric="cpu_s").spec(times())
     assert (work["placement"]["max_foreign_load"], work["verdict"]["primary"]["metric"]) == ("99%", "cpu_s")
 
 
 def test_times_may_be_compared_at_the_seed_of_the_program_and_reports_may_not() -> None:
-    question = AskedChange(command=("a",), changes=("--x",))
+    question = asked_change(("a",), changes=("--x",))
     own = question.with_own_seed(1337)
     assert own is not None
     assert own.spec()["design"]["seeds"] == [1337]
     assert own.with_own_seed(1337) is None
     assert question.with_own_seed(None) is None
-    assert AskedChange(command=("a", "{seed}"), changes=("--x",)).with_own_seed(0) is None
-    assert AskedChange(command=("a",), changes=("--x",), metric="loss {}").with_own_seed(0) is None
+    assert asked_change(("a", "{seed}"), changes=("--x",)).with_own_seed(0) is None
+    assert asked_change(("a",), changes=("--x",), metric="loss {}").with_own_seed(0) is None
 
 
 def test_a_question_without_a_change_is_refused() -> None:
     with pytest.raises(SpecError, match="nothing differs"):
-        AskedChange(command=("a",))
+        asked_change(("a",))
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_a_question_without_a_change_is_refused() -> None:
 )
 def test_a_change_that_the_command_has_already_is_refused_and_named(command: str, changes: str) -> None:
     with pytest.raises(SpecError, match=f"the command has {changes} already"):
-        AskedChange(command=tuple(shlex.split(command)), changes=tuple(shlex.split(changes)))
-    AskedChange(command=tuple(shlex.split(command)), changes=tuple(shlex.split(changes)), env={"A": "1"})
+        asked_change(tuple(shlex.split(command)), changes=tuple(shlex.split(changes)))
+    asked_change(tuple(shlex.split(command)), changes=tuple(shlex.split(changes)), env={"A": "1"})
 
 
 def test_a_variant_of_a_commit_has_the_name_that_its_author_gave() -> None:
-    asked = AskedChange(command=("a",), commit=40 * "f", revision="origin/fused@{1}")
-    assert asked.variant == "origin-fused-1"
+    asked = asked_change(("a",), commit=40 * "f", revision="origin/fused@{1}")
+    assert asked.name == "ask-origin-fused-1"
     assert asked.spec()["variants"] == {"origin-fused-1": {"code": {"commit": 40 * "f"}}}

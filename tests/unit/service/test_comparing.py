@@ -80,7 +80,7 @@ def test_the_arms_and_the_rule_are_those_that_were_given(submitted: Callable[...
 
 
 names = st.from_regex("[a-z][a-z0-9-]{0,20}", fullmatch=True).filter(lambda name: name not in ("baseline", "control"))
-words = st.text(st.characters(codec="ascii", exclude_categories=("C",)), min_size=1)
+words = st.text(st.characters(codec="ascii", exclude_categories=("C",), exclude_characters="{}"), min_size=1)
 rules = st.lists(st.integers(1, 99), min_size=1, max_size=2).map(lambda sizes: [f"{size}%" for size in sorted(sizes)])
 """A margin, and maybe the improvement from which a variant is adopted."""
 counts = st.integers(6, 200).map(lambda number: {"count": number})
