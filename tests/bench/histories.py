@@ -1,6 +1,6 @@
 """Bisect drawn git histories of a small trainer by `ablate bisect`, and by `git bisect run` with repeats.
 
-Usage: python -m tests.bench.histories FOLDER [--count 60] [--seed 1]
+Usage: python -m tests.bench.histories FOLDER [--count 60] [--start 0] [--seed 1]
 
 Each history has 8 to 64 commits: comments, others that change only the luck of the trainer, one in ten that breaks it,
 and one that makes its counted work, its loss or its peak of memory 2, 5 or 10 % larger. A real stack with a worker runs
@@ -242,19 +242,21 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(None if arguments is None else list(arguments))
-    folder, rows = options.folder.resolve(), []
-    folder.mkdir(parents=True)
-    home = Home(folder / "home")
+    folder = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    home, table = Home(folder / "home"), folder / "histories.jsonl"
     home.up()
     try:
-        for number in range(options.count):
-            rows.append(one(home, folder, number, options.seed))
-            with (folder / "histories.jsonl").open("a") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
+        for number in range(options.start, options.count):
+            row = one(home, folder, number, options.seed)
+            with table.open("a") as file:
+                file.write(json.dumps(row) + "\n")
     finally:
         home.run("down")
+    rows = [json.loads(line) for line in table.read_text().splitlines()]
     for metric in METRICS:
         for percent in STEPS_PCT:
             own = [row for row in rows if (row["metric"], row["percent"]) == (metric, percent)]

@@ -326,6 +326,18 @@ def test_histories_without_a_start_are_refused(lab: World) -> None:
     assert "cannot be fetched from origin" in lab.run().err
 
 
+def test_a_head_that_changes_no_code_is_not_measured(lab: World, api: Api) -> None:
+    before = len(labels_of(api))
+    git(lab.hosted.person, "checkout", "-q", "-b", "words", lab.merge_base)
+    lab.forge.head = lab.hosted.commit("Write about it", {"notes.md": "It trains.\n"})
+    lab.hosted.push(lab.forge.head, lab.reference)
+    done = lab.run()
+    assert done.code == 0, done.err
+    assert lab.ends == [final(lab, "neutral")]
+    assert f"Commit {lab.forge.head} has the files of its merge base" in lab.comment
+    assert len(labels_of(api)) == before
+
+
 def test_a_comment_fits_the_forge(github: World) -> None:
     """The mark comes on top of the longest text, and the check has a limit of its own."""
     assert MAX_CHARS + len(MARK) + 1 <= 65_536
