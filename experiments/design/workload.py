@@ -531,10 +531,14 @@ class ArmSpec(SpecPart):
     env: Variables = Field(default_factory=dict, exclude_if=_is_empty, description="Variables besides the workload's.")
 
 
+_OF_A_VARIANT = ("args", "env", "code", "resume_at")
+"""Keys of a variant of a command."""
+
+
 def _variant_schema(schema: dict[str, Any]) -> None:
     """Publish that a variant differs by gates or values, or by arguments, variables or code."""
-    without_null(schema, "gates", "args", "env", "code")
-    changes = [{"required": [name]} for name in ("args", "env", "code")]
+    without_null(schema, "gates", *_OF_A_VARIANT)
+    changes = [{"required": [name]} for name in _OF_A_VARIANT]
     of_a_recipe = [
         {"required": ["gates"]},
         {"required": ["overrides"], "properties": {"overrides": {"minProperties": 1}}},
@@ -569,13 +573,20 @@ class VariantSpec(SpecPart):
     code: VariantCode | None = Field(
         default=None, exclude_if=is_none, description="Another folder, or another commit of the same repository."
     )
+    resume_at: Annotated[int, Field(ge=1, le=2 * MAX_TIMED)] | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="Steps after which the program is killed, and started again to go on from its checkpoint.",
+    )
 
     @model_validator(mode="after")
     def _one_kind(self) -> "VariantSpec":
-        own = [name for name in ("args", "env", "code") if getattr(self, name) is not None]
+        own = [name for name in _OF_A_VARIANT if getattr(self, name) is not None]
         ours = [name for name in ("gates", "overrides") if getattr(self, name)]
         if not ours and not own:
-            detail = "a variant changes 'gates' or 'overrides' of a recipe, or 'args', 'env' or 'code' of a command"
+            detail = (
+                f"a variant changes 'gates' or 'overrides' of a recipe, or one of {listed(_OF_A_VARIANT)} of a command"
+            )
             raise refuse(f"{detail}; it has none")
         if ours and own:
             raise refuse(f"'{ours[0]}' belong to recipes and '{own[0]}' to commands; give one of them")
