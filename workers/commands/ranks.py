@@ -232,7 +232,7 @@ class ProgramMarks:
 
     def begin_again(self) -> None:
         """Let the program, which was killed, go on from its checkpoint."""
-        self.was_killed, self.before = True, dict(self.ranks[0].losses)
+        self.was_killed, self.before = True, dict(next(iter(self.loops.values())).losses)
         for rank in self.ranks.values():
             rank.process = None
 
