@@ -216,7 +216,10 @@ class _Judge:
                 better=self._better.get(metric),
             )
             target = self.primary.target
-            samples = {o.arm.name: sample for o in evidence if (sample := sample_of(o, metric, target)) is not None}
+            compared_arms = [one for one in evidence if one.arm.config.has_speed or metric not in WINDOW_METRICS]
+            samples = {
+                o.arm.name: sample for o in compared_arms if (sample := sample_of(o, metric, target)) is not None
+            }
             by_place |= {(arm, metric): compared for arm, compared in compare(metric, samples, levels).items()}
         return by_place
 

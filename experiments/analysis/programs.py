@@ -76,8 +76,12 @@ def _flops(receipt: Receipt) -> float:
 
 
 def _seconds(receipt: Receipt) -> float:
-    """Return the seconds of all steps at the mean of the timed ones, so that no compilation counts."""
-    return 0.0 if receipt.summary is None else receipt.summary.step_s_mean * receipt.config.steps.total
+    """Return the seconds of all steps at the mean of the timed ones, so that no compilation counts; 0 if unknown."""
+    return (
+        0.0
+        if receipt.summary is None or not receipt.config.has_speed
+        else receipt.summary.step_s_mean * receipt.config.steps.total
+    )
 
 
 def kernels_of(receipts: Sequence[Receipt]) -> dict[str, KernelUse]:
@@ -115,6 +119,7 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
         return
     if not workload.attested:
         yield f"its arguments, variables and code are {DECLARED}{_by_an_evaluation(workload)}"
+    yield from _resumed(evidence)
     if metric in _OF_WHOLE_PROCESS:
         yield _OF_WHOLE_PROCESS[metric]
     yield from slow_nodes([*evidence.receipts, *(pair.baseline for pair in evidence.pairs)])
@@ -125,6 +130,34 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
         if unequal is not None:
             shown = ", ".join(f"{count:,}" for count in unequal[:_RANKS_SHOWN])
             yield f"ranks of the {arm} reported unequal tokens: {shown}; one may count its own share wrongly"
+
+
+def _resumed(evidence: Evidence) -> Iterator[str]:
+    """Compare the losses of a program that was killed and went on with those of the baseline, step by step."""
+    config = evidence.arm.config
+    if not isinstance(config, ProgramArm) or config.resume_at is None:
+        return
+    reports = [pair.variant.program for pair in evidence.pairs if pair.variant.program]
+    starts = sorted({report.resumed_from for report in reports if report.resumed_from is not None})
+    head = f"killed after {config.resume_at:,} steps and resumed from step {listed(starts)}"
+    compared = [(pair, list(zip(pair.baseline.steps, pair.variant.steps, strict=False))) for pair in evidence.pairs]
+    differing = [
+        (pair.block_index, first)
+        for pair, steps in compared
+        if (first := next((both for both in steps if repr(both[0].loss) != repr(both[1].loss)), None))
+    ]
+    if not any(both[0].loss is not None for _pair, steps in compared for both in steps):
+        yield f"{head}: no step reports a loss that could be compared"
+    elif not differing:
+        yield f"{head}: every loss is that of the uninterrupted run, bit for bit, in {len(compared)} blocks"
+    else:
+        block, (base, own) = differing[0]
+        yield (
+            f"{head}: the first loss that differs is that of step {base.index}, {base.loss!r} uninterrupted and "
+            f"{own.loss!r} resumed ({block_name(block)}; so in {len(differing)} of {len(compared)} blocks)"
+        )
+    if again := next((report.repeated_otherwise for report in reports if report.repeated_otherwise), None):
+        yield f"step {again[0]} ran twice, with loss {again[1]!r} before the program was killed and {again[2]!r} after"
 
 
 def slow_nodes(receipts: Sequence[Receipt]) -> Iterator[str]:

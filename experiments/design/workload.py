@@ -425,7 +425,7 @@ class ArmSpec(SpecPart):
     env: Variables = Field(default_factory=dict, exclude_if=_is_empty, description="Variables besides the workload's.")
 
 
-_OF_A_VARIANT = ("args", "env", "code", "environment")
+_OF_A_VARIANT = ("args", "env", "code", "environment", "resume_at")
 """Keys of a variant that belong to commands."""
 
 
@@ -470,14 +470,20 @@ class VariantSpec(SpecPart):
     environment: VariantEnvironment | None = Field(
         default=None, exclude_if=is_none, description="Other packages than the workload's."
     )
+    resume_at: Annotated[int, Field(ge=1, le=2 * MAX_TIMED)] | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="Steps after which the program is killed, and started again to go on from its checkpoint.",
+    )
 
     @model_validator(mode="after")
     def _one_kind(self) -> "VariantSpec":
         own = [name for name in _OF_A_VARIANT if getattr(self, name) is not None]
         ours = [name for name in ("gates", "overrides") if getattr(self, name)]
         if not ours and not own:
-            names = "'args', 'env', 'code' or 'environment'"
-            detail = f"a variant changes 'gates' or 'overrides' of a recipe, or {names} of a command"
+            detail = (
+                f"a variant changes 'gates' or 'overrides' of a recipe, or one of {listed(_OF_A_VARIANT)} of a command"
+            )
             raise refuse(f"{detail}; it has none")
         if ours and own:
             raise refuse(f"'{ours[0]}' belong to recipes and '{own[0]}' to commands; give one of them")

@@ -25,6 +25,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Optional
 
@@ -165,17 +166,19 @@ class Trial:
         """A folder for the program's files; the working folder outside of a trial."""
         return Path.cwd() if self._settings is None else Path(self._settings["out"])
 
-    def steps(self, total: Optional[int] = None) -> Iterator[MarkedStep]:
+    @property
+    def resumed(self) -> bool:
+        """Whether the program was killed, and has to go on from its checkpoint."""
+        return self._settings is not None and bool(self._settings.get("resumed"))
+
+    def steps(self, total: Optional[int] = None, *, first: int = 0) -> Iterator[MarkedStep]:
         """Yield the steps to run: the first one, warm-up steps, then the measured window.
 
-        In a trial, Ablate sets their number. Outside of a trial there are `total` steps, or no end. Raises RuntimeError
-        when called twice in one trial.
+        In a trial, Ablate sets their number. Outside of a trial there are `total` steps, or no end. A program that goes
+        on from a checkpoint names the `first` one. Raises RuntimeError when called twice in one trial.
         """
         if self._settings is None:
-            index = 0
-            while total is None or index < total:
-                yield MarkedStep(index)
-                index += 1
+            yield from map(MarkedStep, count(first) if total is None else range(first, total))
             return
         if self._marked:
             raise RuntimeError("trial.steps() was called twice; a trial has one training loop")
@@ -183,7 +186,7 @@ class Trial:
         copy = self._copy()
         if copy is not None:
             raise ImportError(copy)
-        yield from self._measured(1 + int(self._settings["warmup"]), int(self._settings["timed"]))
+        yield from self._measured(1 + int(self._settings["warmup"]), int(self._settings["timed"]), first)
         if self._settings["profile"]:
             yield from self._profiled()
 
@@ -218,7 +221,7 @@ class Trial:
             if type(known) is not type(value) or known != value:
                 self._attested[name] = "mixed"
 
-    def _measured(self, untimed: int, timed: int) -> Iterator[MarkedStep]:
+    def _measured(self, untimed: int, timed: int, first: int) -> Iterator[MarkedStep]:
         self._rank, self._world = _place()
         self._send(
             "began",
@@ -226,12 +229,14 @@ class Trial:
             world=self._world,
             process=os.getpid(),
             closes=os.getpid() == self._process,
+            first=first,
             python=sys.version.split()[0],
             implementation=_IMPLEMENTATIONS.get(sys.implementation.name, sys.implementation.name),
         )
         last = untimed + timed - 1
         self._flushed_at = _now()
-        for index in range(untimed + timed):
+        killed_after = None if self._settings is None or self.resumed else self._settings.get("resume_at")
+        for index in range(first, untimed + timed):
             if index == untimed:
                 self._edge("window began")
             step = MarkedStep(index, timed=index >= untimed)
@@ -245,6 +250,10 @@ class Trial:
                 self._ended.append(now)
                 if now - self._flushed_at >= _FLUSH_S:
                     self._flush()
+                while index + 1 == killed_after:  # until the worker kills this process
+                    self._flush()
+                    self._send_details()
+                    time.sleep(3600)
 
     def _copy(self) -> Optional[str]:
         code = None if self._settings is None else self._settings.get("code")
@@ -267,7 +276,7 @@ class Trial:
         """Send the steps that ended and were not sent yet, without waiting for a device."""
         while self._sent < len(self._ended):
             upto = min(self._sent + _MOST_ROWS, len(self._ended))
-            rows = [[i, self._ended[i], self._steps[i].tokens, _free_number(self._steps[i].loss)]
+            rows = [[self._steps[i].index, self._ended[i], self._steps[i].tokens, _free_number(self._steps[i].loss)]
                     for i in range(self._sent, upto)]  # fmt: skip
             self._send("steps", steps=rows)
             self._sent = upto
@@ -321,20 +330,21 @@ class Trial:
             if copy is not None:
                 self._send("failed", type="builtins.ImportError", message=copy)
         self._flush()
-        losses = [[i, _number(step.loss)] for i, step in enumerate(self._steps) if step.loss is not None]
-        late = [[i, step.tokens] for i, step in enumerate(self._steps)]
-        waits = [[i, step.waited] for i, step in enumerate(self._steps) if step.waited]
-        for first in range(0, len(waits), _MOST_ROWS):
-            self._send("waits", waits=waits[first : first + _MOST_ROWS])
-        for first in range(0, len(losses), _MOST_ROWS):
-            self._send("losses", losses=losses[first : first + _MOST_ROWS])
-        for first in range(0, len(late), _MOST_ROWS):
-            self._send("tokens", tokens=late[first : first + _MOST_ROWS])
+        self._send_details()
         self._send_values("reported", self._reported)
         self._send_values("attested", {**dict.fromkeys(sorted(_live), True), **self._attested})
         self._send("ended", at=_now(), seed=self._echo, whole=whole, memory=_memory(), packages=_packages())
         if self._socket is not None:
             self._socket.close()
+
+    def _send_details(self) -> None:
+        """Send losses, which may wait for a device, tokens and waits of all steps."""
+        waits = [[step.index, step.waited] for step in self._steps if step.waited]
+        losses = [[step.index, _number(step.loss)] for step in self._steps if step.loss is not None]
+        tokens = [[step.index, step.tokens] for step in self._steps]
+        for event, rows in (("waits", waits), ("losses", losses), ("tokens", tokens)):
+            for first in range(0, len(rows), _MOST_ROWS):
+                self._send(event, **{event: rows[first : first + _MOST_ROWS]})
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -377,14 +387,14 @@ def trial(*, seed: Optional[int] = None) -> Trial:
     return Trial(None if not text else json.loads(text), seed=seed)
 
 
-def steps(total: Optional[int] = None, *, seed: Optional[int] = None) -> Iterator[MarkedStep]:
+def steps(total: Optional[int] = None, *, first: int = 0, seed: Optional[int] = None) -> Iterator[MarkedStep]:
     """Yield the steps of a trial that begins and ends with them, for a loop that has no room for a `with` statement.
 
-    `total` is as for `Trial.steps`, `seed` as for `trial`. The program reports results of the run by lines such as
+    Arguments are those of `Trial.steps` and `trial`. The program reports results of the run by lines such as
     `METRIC name=value`.
     """
     with trial(seed=seed) as current:
-        yield from current.steps(total)
+        yield from current.steps(total, first=first)
 
 
 def live(name: str) -> None:
@@ -414,12 +424,13 @@ def trainer_callback(trial: Trial, *, tokens_per_step: Optional[int] = None) -> 
         """Marks of one training loop."""
 
         def __init__(self) -> None:
-            self._steps = trial.steps()
+            self._steps: Iterator[MarkedStep] = iter(())
             self._current: Optional[MarkedStep] = None
             self._last: Optional[MarkedStep] = None
             self._seen = 0
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_rest: Any) -> None:
+            self._steps = trial.steps(first=int(state.global_step) if trial.resumed else 0)
             self._current = next(self._steps, None)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_rest: Any) -> None:

@@ -82,6 +82,10 @@ class ProgramReport(Frozen):
     """Name, calls and microseconds of each kernel in one step after the window; operators where the CPU computes."""
     live: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
     """Names that a rank passed to `ablate.live`."""
+    resumed_from: OmitNone[int] = None
+    """Of a program that was killed and started again: the first step that it ran then."""
+    repeated_otherwise: OmitNone[tuple[int, float, float]] = None
+    """The first step that it ran twice with two losses: before it was killed, and after."""
     exit_code: int
 
 
@@ -153,6 +157,8 @@ def report_contradictions(report: ProgramReport, config: ProgramArm, timed_s: fl
     yield from (
         f"the program did not report '{name}'" for name in sorted(config.metrics.keys() - report.reported.keys())
     )
+    if (report.resumed_from is None) != (config.resume_at is None):
+        yield f"the program was resumed from step {report.resumed_from}; the configuration says {config.resume_at}"
     yield from _evaluation_contradictions(report, config)
     yield from _window_contradictions(report, timed_s)
 

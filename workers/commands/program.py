@@ -276,6 +276,8 @@ def result_of(config: ProgramArm, ran: ProgramRun, evaluated: Evaluated | None, 
         curves=ran.curves,
         kernels=tuple(marks.kernels),
         live=tuple(sorted(name for name, value in marks.attested.items() if value is True)),
+        resumed_from=first.first if config.resume_at is not None and first.first else None,
+        repeated_otherwise=_repeated_otherwise(marks.before, first),
         exit_code=ran.end.exit_code,
     )
     closed = None if slowest is None else slowest.closed
@@ -288,6 +290,12 @@ def result_of(config: ProgramArm, ran: ProgramRun, evaluated: Evaluated | None, 
         training_s=0.0 if slowest is None or closed is None else closed - slowest.began,
         **ran.measured,
     )
+
+
+def _repeated_otherwise(before: Mapping[int, float], rank: ProgramRank) -> tuple[int, float, float] | None:
+    """Return the first step that a program ran again with another loss, and both losses; None without one."""
+    again = [(index, before[index], rank.losses[index]) for index in sorted(before.keys() & rank.losses.keys())]
+    return next((one for one in again if one[1] != one[2] and math.isfinite(one[1]) and math.isfinite(one[2])), None)
 
 
 def _timed_tokens(config: ProgramArm, ranks: Iterable[ProgramRank]) -> tuple[int, ...]:

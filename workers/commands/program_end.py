@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from ablate.experiments.design.kinds.program import ProgramArm
@@ -25,9 +26,14 @@ from ablate.experiments.system.isolation import Isolation
 from ablate.experiments.system.processes import command_of, descendants_of, end_all
 from ablate.workers.commands.device_samples import DeviceSamples
 from ablate.workers.commands.logged_results import Curve, LoggedResults, ProgramLogs
-from ablate.workers.commands.printed_results import ProgramOutput
+from ablate.workers.commands.printed_results import PrintedResults, ProgramOutput
 from ablate.workers.commands.program_socket import ProgramSocket
-from ablate.workers.commands.program_start import ProgramFolders, program_environment, start_program
+from ablate.workers.commands.program_start import (
+    ProgramFolders,
+    program_environment,
+    resumed_variables,
+    start_program,
+)
 from ablate.workers.commands.ranks import ProgramMarks, ProgramRank, RankFailure, rank_problem
 from ablate.workers.isolation.node_secrets import Mask
 from ablate.workers.paths import has_file_of
@@ -63,6 +69,10 @@ class RankMarks(Protocol):
 
     failed: RankFailure | None
     restarts: int
+    was_killed: bool
+
+    def is_at(self, num_steps: int) -> bool:
+        """Return whether every rank has marked this many steps."""
 
     @property
     def loops(self) -> dict[int, ProgramRank]:
@@ -122,6 +132,8 @@ class ProgramWatch:
         self._first = first
         self.lost: tuple[int, ...] = ()
         self.stopped = False
+        self.to_be_killed = False
+        """Whether the program is at the step after which it has to be killed and started again."""
         self.left: tuple[str, ...] = ()
         self.ended_at: float | None = None
         """Moment at which the last process had ended; None where some had to be ended."""
@@ -138,7 +150,8 @@ class ProgramWatch:
         while not over:
             self.wait()
             take()
-            over = self.is_over(marks, config)
+            self.to_be_killed = config.resume_at is not None and not marks.was_killed and marks.is_at(config.resume_at)
+            over = self.to_be_killed or self.is_over(marks, config)
         take()
         self.close()
 
@@ -373,6 +386,36 @@ class ProgramRun:
     """Of a trial over several nodes."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Started:
+    """What is started, and where its output goes."""
+
+    argv: list[str]
+    folder: Path
+    log: BinaryIO
+    lines: Mapping[str, str]
+    reach: Isolation | None
+
+    def run(
+        self,
+        environment: Mapping[str, str],
+        receiver: ProgramSocket,
+        marks: ProgramMarks,
+        follower: Follower,
+        config: ProgramArm,
+    ) -> tuple["subprocess.Popen[bytes]", ProgramWatch, PrintedResults]:
+        """Run it until all its processes have ended, or have been ended."""
+        with ProgramOutput(self.log.fileno(), self.lines) as output:
+            process = start_program(self.argv, self.folder, environment, output=output.writer, reach=self.reach)
+            output.follow(process.kill)
+            watch = ProgramWatch(process, receiver.fileno())
+            watch.to_the_end(lambda: follower.take(receiver, marks, watch), marks, config)
+            follower.ended()
+            end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
+            process.wait()
+            return process, watch, output.finish()
+
+
 def run_to_end(  # noqa: PLR0913 - two programs of a trial differ in these
     order: TrialOrder,
     config: ProgramArm,
@@ -396,16 +439,16 @@ def run_to_end(  # noqa: PLR0913 - two programs of a trial differ in these
     logs = ProgramLogs(config.logged, order.paths.folder)
     environment = program_environment(order, config, folders, address=receiver.address, logging=logs.variables())
     environment |= variables or {}
-    oom_before, argv = failures.kernel_oom_kills(), config.argv(out=str(folders.out))
-    with receiver, ProgramOutput(log.fileno(), lines) as output:
-        process = start_program(argv, folders.working, environment, output=output.writer, reach=reach)
-        output.follow(process.kill)
-        watch = ProgramWatch(process, receiver.fileno())
-        watch.to_the_end(lambda: follower.take(receiver, marks, watch), marks, config)
-        follower.ended()
-        end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
-        process.wait()
-        printed = output.finish()
+    oom_before = failures.kernel_oom_kills()
+    started = _Started(
+        argv=config.argv(out=str(folders.out)), folder=folders.working, log=log, lines=lines, reach=reach
+    )
+    with receiver:
+        process, watch, printed = started.run(environment, receiver, marks, follower, config)
+        if watch.to_be_killed:
+            marks.begin_again()
+            environment |= resumed_variables(environment)
+            process, watch, printed = started.run(environment, receiver, marks, follower, config)
     uncounted = config.metrics.keys() if config.evaluate is not None else frozenset[str]()
     reported = {**printed.values, **marks.reported, **not_finite(printed.values)}
     reported = {name: value for name, value in reported.items() if math.isfinite(value) or name not in uncounted}

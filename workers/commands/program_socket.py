@@ -140,6 +140,8 @@ class LoopBegan(_Message):
     process: Count = 0
     closes: bool = False
     """Whether the process that sent this also closes the trial."""
+    first: Count = 0
+    """The step with which it begins: not the first one in a program that was killed and goes on."""
     python: ShownText
     implementation: ShownText
 

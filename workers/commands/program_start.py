@@ -27,6 +27,8 @@ from ablate.workers.trials.result import MODULE_FOLDER, TrialOrder
 
 VARIABLE = "ABLATE_TRIAL"
 """Variable with the settings of a trial for the module, as JSON."""
+RESUMED = "ABLATE_RESUMED"
+"""Variable that says that the program was killed, and has to go on from its checkpoint."""
 _MOST_BYTES = 256
 """Of a first line, as the kernel reads it."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -74,9 +76,16 @@ def program_environment(
         "timed": config.steps.timed,
         "profile": config.profile,
         "trace": order.trace,
+        "resume_at": config.resume_at,
         **config.trial_settings,
     }
     return {**variables, VARIABLE: json.dumps(settings)}
+
+
+def resumed_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a program that was killed and is started again."""
+    settings = {**json.loads(environment[VARIABLE]), "resumed": True}
+    return {RESUMED: "1", VARIABLE: json.dumps(settings)}
 
 
 def start_program(

@@ -52,6 +52,10 @@ class ProgramRank:
     """End of each step."""
     tokens: dict[int, int] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
+    told: set[int] = field(default_factory=set)
+    """Steps whose last message has arrived."""
+    first: int = 0
+    """The step with which it went on after the program was killed."""
     waits: dict[int, float] = field(default_factory=dict)
     """Seconds of steps in which it waited for others."""
     edges: dict[str, float] = field(default_factory=dict)
@@ -156,6 +160,10 @@ class ProgramMarks:
         self.kernels: list[tuple[str, int, float]] = []
         self._trace_parts: dict[str, list[Any]] = {"names": [], "tracks": [], "events": [], "memory": []}
         self.trace: StepTrace | None = None
+        self.was_killed = False
+        """Whether the worker has killed the program, so that it begins again."""
+        self.before: dict[int, float] = {}
+        """Losses of the first rank before that."""
         self.failed: RankFailure | None = None
         """The first exception."""
         self.wrong: str | None = None
@@ -216,7 +224,37 @@ class ProgramMarks:
                 failure = RankFailure(rank=message.rank, kind=message.type, message=message.message)
                 self.failed = self.failed or failure
 
+    def is_at(self, num_steps: int) -> bool:
+        """Return whether every rank has marked this many steps with all that belongs to them."""
+        loops = self.loops.values()
+        worlds = {rank.world or 1 for rank in loops}
+        return worlds == {len(loops)} and all(len(rank.ended) == len(rank.told) == num_steps for rank in loops)
+
+    def begin_again(self) -> None:
+        """Let the program, which was killed, go on from its checkpoint."""
+        self.was_killed, self.before = True, dict(next(iter(self.loops.values())).losses)
+        for rank in self.ranks.values():
+            rank.process = None
+
+    def _resume(self, rank: ProgramRank, message: LoopBegan) -> None:
+        """Forget the steps that a rank is going to run again."""
+        done = len(rank.ended)
+        if not 0 < message.first <= done:
+            self.wrong = self.wrong or (
+                f"the program began with step {message.first} after it was killed at the end of step {done - 1}; "
+                f"allowed: 1 to {done}, the one after its checkpoint, in trial.steps(first=...)"
+            )
+        for index in range(message.first, self._total):
+            for values in (rank.ended, rank.tokens, rank.losses, rank.waits):
+                values.pop(index, None)
+        if message.first <= 1 + self._config.steps.warmup:
+            rank.edges.clear()
+        rank.process, rank.first = message.process, message.first
+
     def _begin(self, rank: ProgramRank, message: LoopBegan) -> None:
+        if self.was_killed and rank.has_begun and rank.process is None:
+            self._resume(rank, message)
+            return
         if rank.has_begun:
             self.wrong = self.wrong or (
                 "the program marked two training loops; a trial has one"
@@ -224,6 +262,8 @@ class ProgramMarks:
                 else f"two processes report as rank {message.rank}: set RANK and WORLD_SIZE for each of them"
             )
             return
+        if message.first:
+            self.wrong = self.wrong or f"the program began with step {message.first}; a trial begins with step 0"
         rank.began, rank.process, rank.world = message.at, message.process, message.world
         rank.interpreter = f"{message.implementation} {message.python}"[:100]
 
@@ -251,6 +291,7 @@ class ProgramMarks:
             case StepTokens(tokens=counts):
                 self._check_indices([index for index, _count in counts])
                 rank.tokens.update(counts)
+                rank.told.update(index for index, _count in counts)
 
     def _check_indices(self, indices: list[int], rank: ProgramRank | None = None) -> None:
         """Raise ValueError for the index of no step, and for steps that `rank` has already marked."""

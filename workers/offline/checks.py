@@ -256,7 +256,8 @@ class SpecCheck:
 
 def _short(config: CommandArm) -> CommandArm:
     steps = marked_steps(warmup=min(_WARMUP, config.steps.warmup), timed=min(_TIMED, config.steps.timed))
-    return replace(config, steps=steps, nodes=1)
+    resume_at = None if config.resume_at is None else min(config.resume_at, steps.total - 1)
+    return replace(config, steps=steps, nodes=1, resume_at=resume_at)
 
 
 def _result(run: CheckRun) -> TrialResult:

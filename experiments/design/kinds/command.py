@@ -17,11 +17,12 @@ from ablate.experiments.design.kinds.program import (
     Evaluation,
     ProgramArm,
     logged_problems,
+    marked_steps,
     requirement_problems,
     requirements,
     shared_fields,
 )
-from ablate.experiments.design.metrics import PROCESS_METRICS, SEED_METRICS
+from ablate.experiments.design.metrics import LOSS_METRICS, PROCESS_METRICS, SEED_METRICS
 from ablate.experiments.design.packages import lane_over
 from ablate.experiments.design.problems import listed, pointer, shown
 from ablate.experiments.design.program_files import (
@@ -81,8 +82,8 @@ class CommandArm(ProgramArm):
 
     def content(self) -> dict[str, Any]:
         """Return the command line, the variables and the code, wherever the spec divides a command from arguments."""
-        own = {"evaluate": self.evaluate, "lock": self.lock}
-        names = ("env", "code", "environment", *(name for name, value in own.items() if value is not None))
+        optional = [name for name in ("evaluate", "lock", "resume_at") if getattr(self, name) is not None]
+        names = ("env", "code", "environment", *optional)
         return {"argv": [*self.command, *self.args], **{name: self.values_with_seed[name] for name in names}}
 
     def claim_of(self, _name: str) -> Claim:
@@ -112,6 +113,8 @@ def _drafts(spec: AblationSpec) -> Iterator[Draft]:
     variables = sorted({name for config in configs.values() for name in config.env})
     for name, config in configs.items():
         declared: dict[str, Any] = {"args": " ".join(config.args), "code": _shown_code(config.code)}
+        if any(one.resume_at is not None for one in configs.values()):
+            declared["resume_at"] = config.resume_at or 0
         declared |= {f"env.{variable}": config.env.get(variable, "") for variable in variables}
         if any(variant.environment for variant in spec.variants.values()):
             declared["environment"] = config.lock or ""
@@ -135,6 +138,8 @@ def _changed(spec: AblationSpec, first: CommandArm, own: VariantSpec) -> Command
         changes["args"] = own.args
     if own.env is not None:
         changes["env"] = {**spec.workload.env, **own.env}
+    if own.resume_at is not None:
+        changes["resume_at"] = own.resume_at
     if own.code is not None:
         repository = first.code if isinstance(own.code, Commit) and isinstance(first.code, Mapping) else {}
         code = _plain(own.code)
@@ -205,6 +210,7 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         yield SpecProblem(pointer=where, detail=detail, hint="write [bash, -o, pipefail, -c, ...]")
     yield from _evaluation_problems(spec)
     yield from logged_problems(spec)
+    yield from _resume_problems(spec)
     yield from requirement_problems(spec)
 
 
@@ -245,6 +251,35 @@ def _evaluation_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         yield SpecProblem(pointer=where, detail=detail, hint="write workload.code: . with the evaluation's files in it")
     if hides_failures(workload.evaluate.command):
         yield SpecProblem(pointer=where, detail=HIDDEN_FAILURES, hint="write [bash, -o, pipefail, -c, ...]")
+
+
+def _resume_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find resumed runs that cannot be, and numbers that a killed program would not share with the others."""
+    total = marked_steps(warmup=spec.workload.steps.warmup, timed=spec.workload.steps.timed).total
+    resumed = {name: own.resume_at for name, own in spec.variants.items() if own.resume_at is not None}
+    for name, at in resumed.items():
+        where = pointer("variants", name, "resume_at")
+        if at >= total:
+            detail = f"resume_at is {at}, and a trial has {total} steps, the first one and the warm-up included"
+            yield SpecProblem(pointer=where, detail=detail, hint=f"write 1 to {total - 1}")
+        if spec.placement.nodes > 1:
+            detail = "a program is killed and started again on one node, and this one runs on several"
+            yield SpecProblem(pointer=where, detail=detail, hint="leave placement.nodes out")
+        if any(metric.tracker for metric in spec.workload.metrics.values()):
+            detail = "what a killed program has logged may end within a record"
+            yield SpecProblem(pointer=where, detail=detail, hint="let it report its metrics: trial.report(name=...)")
+        if spec.workload.profile or spec.workload.require_kernels:
+            detail = "a program that is resumed has no profiled step"
+            yield SpecProblem(pointer=where, detail=detail, hint="leave profile and require_kernels out")
+    rules = [("primary", spec.verdict.primary.metric)]
+    rules += [(f"require/{index}", part.metric) for index, part in enumerate(spec.verdict.require)]
+    for place, metric in rules if resumed else ():
+        if metric not in LOSS_METRICS and metric not in spec.workload.metrics:
+            detail = f"{metric} of a program that is killed and started again is no cost of training"
+            allowed = listed([*("loss_step1", "loss_final"), *spec.workload.metrics])
+            yield SpecProblem(
+                pointer=f"#/verdict/{place}/metric", detail=detail, hint=f"decide by {allowed}, such as with margin 0%"
+            )
 
 
 def _relative_problems(spec: AblationSpec) -> Iterator[SpecProblem]:

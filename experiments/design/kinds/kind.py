@@ -168,6 +168,11 @@ class ArmConfig(ABC):
         return None
 
     @property
+    def has_speed(self) -> bool:
+        """Return whether its times are those of training, without the pause of a program that was killed."""
+        return True
+
+    @property
     def untrained_loss(self) -> float | None:
         """Loss of a model that was not trained, in nats; None where nobody knows."""
         return None

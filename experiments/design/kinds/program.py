@@ -86,6 +86,8 @@ class ProgramArm(ArmConfig):
     """Whether the program calls `ablate.live` with a name."""
     needs: Literal["process", "steps", "tokens"] = "process"
     """The marks that the deciding metric needs: none, of steps, or of steps with tokens."""
+    resume_at: Annotated[int | None, Field(exclude_if=lambda value: value is None)] = None
+    """Steps after which it is killed and started again; None without."""
     steps: StepsConfig = field(default_factory=StepsConfig)
     devices: int = 1
     """Of each node."""
@@ -106,6 +108,11 @@ class ProgramArm(ArmConfig):
     def declared(self) -> Mapping[str, Literal["higher", "lower"]]:
         """Better direction of each metric that the program reports, by name."""
         return self.metrics
+
+    @property
+    def has_speed(self) -> bool:
+        """Return whether its times are those of training, without the pause of a program that was killed."""
+        return self.resume_at is None
 
     @property
     def flops_per_step(self) -> int:
@@ -147,7 +154,14 @@ class ProgramArm(ArmConfig):
         if own is None:
             return None
         bare = replace(
-            self, args=(), evaluate=None, needs="process", profile=False, required_kernels={}, required_live={}
+            self,
+            args=(),
+            evaluate=None,
+            needs="process",
+            profile=False,
+            required_kernels={},
+            required_live={},
+            resume_at=None,
         )
         return replace(bare, command=own.command, code=own.code, env=own.env, lock=None)
 
