@@ -10,7 +10,8 @@ from ablate.experiments.analysis.verdicts import Costs, KernelChange, KernelUse,
 from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.gate_readings import DECLARED
 from ablate.experiments.design.kinds.kind import ArmConfig
-from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.design.kinds.program import CLOCK_SHARE, ProgramArm
+from ablate.experiments.design.metrics import WINDOW_METRICS
 from ablate.experiments.design.problems import listed
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.program_report import printable, shorten
@@ -117,6 +118,8 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
         yield f"its arguments, variables and code are {DECLARED}{_by_an_evaluation(workload)}"
     if metric in _OF_WHOLE_PROCESS:
         yield _OF_WHOLE_PROCESS[metric]
+    if metric in WINDOW_METRICS:
+        yield from _outside_of_windows(evidence)
     yield from slow_nodes([*evidence.receipts, *(pair.baseline for pair in evidence.pairs)])
     for arm, receipts in (("variant", evidence.receipts), ("baseline", [pair.baseline for pair in evidence.pairs])):
         if _ignores_seed(receipts):
@@ -125,6 +128,57 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
         if unequal is not None:
             shown = ", ".join(f"{count:,}" for count in unequal[:_RANKS_SHOWN])
             yield f"ranks of the {arm} reported unequal tokens: {shown}; one may count its own share wrongly"
+
+
+def clocks_apart(evidence: Evidence, metric: str, margin_pct: float) -> str | None:
+    """Say that the worker's clock gives another effect on the windows than the programs' own; None if it does not.
+
+    One trial may differ by milliseconds. By chance they do so in both directions.
+    """
+    pairs = evidence.pairs if metric in WINDOW_METRICS else ()
+    lags = [(_lag(pair.variant), _lag(pair.baseline)) for pair in pairs]
+    differences = [own - other for own, other in lags if own is not None and other is not None]
+    if not differences:
+        return None
+    gap, limit = 100 * math.expm1(math.fsum(differences) / len(differences)), max(margin_pct, 100 * CLOCK_SHARE)
+    if abs(gap) <= limit:
+        return None
+    return (
+        f"by the worker's clock the variant's windows are {gap:+.2f} % longer against the baseline's than by the "
+        f"programs' own clocks; allowed: {limit:.3g} %"
+    )
+
+
+def _lag(receipt: Receipt) -> float | None:
+    """Return the logarithm of the window by the worker's clock over that by the program's own."""
+    program = receipt.program
+    own, seen = (None, None) if program is None else (program.window_s, program.window_seen_s)
+    return math.log(seen / own) if own and seen and min(own, seen) > 0 else None
+
+
+def _outside_of_windows(evidence: Evidence) -> Iterator[str]:
+    """Say that a gain inside the window was paid outside of it in every block, and whose processes had to be ended."""
+    both = [(_parts(pair.variant), _parts(pair.baseline)) for pair in evidence.pairs]
+    gains = [(base[0] - own[0], own[1] - base[1]) for own, base in both if own and base]
+    if gains and all(0 < gain < 2 * cost for gain, cost in gains):
+        inside, outside = (statistics.median(column) for column in zip(*gains, strict=True))
+        yield (
+            f"it is {inside:.3g} s faster than the baseline inside of the window, and {outside:.3g} s slower outside "
+            f"of it (medians): compilation and start-up do that, and so does work that was moved there"
+        )
+    marked = [receipt for receipt in measured_trials(evidence.receipts) if receipt.program and receipt.program.ranks]
+    ended = sum(receipt.process_s is None for receipt in marked)
+    if ended and any(pair.baseline.process_s is not None for pair in evidence.pairs):
+        yield (
+            f"processes of the variant still ran at the end of {ended} of its {len(marked)} trials, and had to be "
+            "ended: their work is in no number"
+        )
+
+
+def _parts(receipt: Receipt) -> tuple[float, float] | None:
+    """Return the seconds of a program inside and outside of its window; None where one is unknown."""
+    window = None if receipt.program is None else receipt.program.window_s
+    return None if window is None or receipt.process_s is None else (window, receipt.process_s - window)
 
 
 def slow_nodes(receipts: Sequence[Receipt]) -> Iterator[str]:

@@ -209,7 +209,7 @@ class MarksFollower(Follower):
     def note(self, arrived: ProgramMessage, marks: ProgramMarks) -> Mark | None:
         """Store a message; return it, None if it is wrong or late."""
         before = marks.round
-        message = marks.take(arrived.content, arrived.seen)
+        message = marks.take(arrived.content, arrived.seen, arrived.sender)
         if marks.round != before:
             self.steps.seek(0)
             self.steps.truncate()
@@ -235,14 +235,12 @@ class MarksFollower(Follower):
 
 
 def _peak_bytes(marks: ProgramMarks, *, on_host: bool) -> tuple[int, int] | None:
-    """Return the peaks over all ranks: allocated and reserved; on the host, the largest resident set of a process."""
+    """Return the peaks over all ranks, allocated and reserved; on the host, the largest resident set of a process."""
+    if on_host:  # what the program says does not count where the kernel knows
+        resident = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        return resident, resident
     peaks = [rank.memory for rank in marks.ranks.values() if rank.memory is not None]
-    if peaks:
-        return max(one[0] for one in peaks), max(one[1] for one in peaks)
-    if not on_host:
-        return None
-    resident = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    return resident, resident
+    return (max(one[0] for one in peaks), max(one[1] for one in peaks)) if peaks else None
 
 
 def result_of(config: ProgramArm, ran: ProgramRun, evaluated: Evaluated | None, *, code: str | None) -> TrialResult:

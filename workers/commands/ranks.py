@@ -46,6 +46,8 @@ class ProgramRank:
     began: float = math.nan
     process: int | None = None
     """The process that began it, by its own number of it."""
+    sender: int = 0
+    """The same by the kernel, 0 if it does not say."""
     world: int | None = None
     """Number of ranks that this one knows of."""
     ended: dict[int, float] = field(default_factory=dict)
@@ -161,13 +163,20 @@ class ProgramMarks:
         self.wrong: str | None = None
         """What is wrong with the first message that is wrong."""
 
-    def take(self, content: bytes, seen: float) -> Mark | None:
-        """Store one message that arrived at `seen`; return it, None if it is wrong or of an earlier round."""
+    def take(self, content: bytes, seen: float, sender: int = 0) -> Mark | None:
+        """Store one message that arrived at `seen` from process `sender`, 0 if nobody says.
+
+        Return it, None if it is wrong or of an earlier round.
+        """
         try:
             message = read_message(self._mask.masked(content))
             if self._is_late(message):
                 return None
-            self._store(message, self.ranks.setdefault(message.rank, ProgramRank()), seen)
+            rank = self.ranks.setdefault(message.rank, ProgramRank())
+            if isinstance(message, LoopBegan) and not rank.has_begun:
+                rank.sender = sender
+            _check_sender(rank, message, sender)
+            self._store(message, rank, seen)
         except (RecursionError, ValueError) as error:
             problem = f"the program sent a message that is not of the module ablate: {_words(error)}"
             self.wrong = self.wrong or printable(f"{problem}; message: {self._mask.masked(content)[:100]!a}")
@@ -304,6 +313,13 @@ def _words(error: Exception) -> str:
 def _check_begun(rank: ProgramRank, message: Mark) -> None:
     if not rank.has_begun:
         raise ValueError(f"'{message.event}' of rank {message.rank} came before its training loop began")
+
+
+def _check_sender(rank: ProgramRank, message: Mark, sender: int) -> None:
+    """Raise ValueError for the moments of a rank from another process: it can be early while the rank works."""
+    timed = isinstance(message, WindowBegan | WindowEnded | EndedSteps)
+    if timed and rank.sender and sender and sender != rank.sender:
+        raise ValueError(f"'{message.event}' of rank {message.rank} came from another process than the one that began")
 
 
 def rank_problem(ranks: Mapping[int, ProgramRank], config: ProgramArm) -> str | None:

@@ -253,6 +253,28 @@ def test_mark_before_the_begin_of_its_loop_is_wrong(event: str) -> None:
     assert f"'{event}' of rank 0 came before its training loop began" in str(marks.wrong)
 
 
+@pytest.mark.parametrize("began_by", [0, 41])
+@pytest.mark.parametrize("sender", [0, 41, 42])
+@pytest.mark.parametrize("event", [event for event in GOOD if event != "began"])
+def test_only_the_process_that_began_a_loop_marks_its_moments(event: str, sender: int, began_by: int) -> None:
+    """A rank may be closed by its parent. The kernel may not say who sent a message."""
+    marks = ProgramMarks(program_config(None))
+    assert marks.take(json.dumps({"event": "began", "rank": 0, **GOOD["began"]}).encode(), 0.0, began_by) is not None
+    taken = marks.take(json.dumps({"event": event, "rank": 0, **GOOD[event]}).encode(), 0.0, sender)
+    is_refused = event in ("window began", "window ended", "steps") and (began_by, sender) == (41, 42)
+    assert (taken is None) == is_refused
+    assert ("came from another process than the one that began" in str(marks.wrong)) == is_refused
+
+
+def test_each_round_and_each_rank_has_its_own_process() -> None:
+    marks = ProgramMarks(program_config(None))
+    for number, sender in enumerate((41, 42)):
+        for rank in (0, 1):
+            for event in ("began", "window began"):
+                message = {"event": event, "rank": rank, "round": number, **GOOD[event]}
+                assert marks.take(json.dumps(message).encode(), 0.0, sender + 10 * rank) is not None, marks.wrong
+
+
 def test_text_of_a_failure_is_kept_without_halves_of_characters() -> None:
     marks = ProgramMarks(program_config(None))
     message = {"event": "failed", "rank": 0, "type": "builtins.OSError", "message": "no file 'a\udc80b'"}
