@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, TextIO
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.program_report import OUT, ProgramReport
+from ablate.experiments.system.isolation import Isolation
 from ablate.experiments.system.processes import descendants_of
 from ablate.model.errors import DataError
 from ablate.model.host_load import HostLoad
@@ -109,11 +110,22 @@ def run_marked(
     lines = config.lines if config.evaluate is None else {}  # its own lines are those of the evaluation
     with order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
         progress = MarksFollower(config, steps, load, samples, forward)
-        ran = run_to_end(order, config, folders, log, follower=progress, lines=lines, variables=variables)
+        ran = run_to_end(
+            order, config, folders, log, follower=progress, lines=lines, variables=variables, reach=_reach(order)
+        )
     measured = _measured(config, ran.marks, load, _peak_bytes(ran.marks, on_host=order.device_type == "cpu"))
     if ran.ended_at is not None:
         measured |= {"process_s": ran.ended_at - began, "cpu_s": _ended_cpu_s()}
     return replace(ran, samples=samples, measured=measured)
+
+
+def _reach(order: TrialOrder) -> Isolation | None:
+    """Return what the program may use where an evaluation has code of its own, which may contain the right answers."""
+    if order.isolation is None or order.evaluation in (None, order.dataset):
+        return None
+    return replace(
+        order.isolation, readable=tuple(path for path in order.isolation.readable if path != order.evaluation)
+    )
 
 
 def _measured(config: ProgramArm, marks: ProgramMarks, load: "Load", peak: tuple[int, int] | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import statistics
 from typing import TypeAlias
 
 import pytest
+import scipy.stats
 
 from ablate.experiments.analysis.evidence import Evidence, WholeBlocks, evidence_of
 from ablate.experiments.analysis.judge import judge
@@ -49,7 +50,7 @@ def drawn_arms(rng: random.Random) -> tuple[list[Row], list[Row]]:
     baseline, variant = [], []
     for _ in PLAN.blocks:
         base, own = scale * math.exp(rng.gauss(0, noise)), scale * gain * math.exp(rng.gauss(0, noise))
-        outside = 3.0 + moved * (base - own)
+        outside = 3.0 + moved * (base - own) + rng.gauss(0, scale * noise)
         baseline.append((base, base + rng.uniform(-1e-4, 1e-4), base + 3.0 if rng.random() < 0.9 else None))
         variant.append((own, max(own / 2, own + lag), None if rng.random() < lost else own + outside))
     return baseline, variant
@@ -69,7 +70,7 @@ def test_an_effect_that_the_workers_clock_contradicts_by_more_than_the_margin_is
         assert text is None or f"{gap:+.2f} % longer" in text
         assert clocks_apart(evidence(baseline, variant), "process_s", margin_pct) is None
         said += text is not None
-    assert 5 < said < 95
+    assert 2 <= said <= 95
 
 
 @pytest.mark.parametrize(("seen_s", "cause"), [(0.16, None), (0.1605, None), (0.162, Cause.CLOCKS)])
@@ -81,15 +82,21 @@ def test_clocks_that_differ_take_the_answer(seen_s: float, cause: Cause | None) 
     assert answer.verdict is (VerdictWord.BETTER if cause is None else VerdictWord.INCONCLUSIVE)
 
 
-def test_a_gain_that_is_paid_outside_of_the_window_in_every_block_is_said() -> None:
+def proved(values: list[float]) -> bool:
+    return len(values) > 1 and bool(scipy.stats.ttest_1samp(values, 0.0, alternative="greater").pvalue < 0.05)
+
+
+def test_a_gain_that_is_paid_outside_of_the_window_is_said() -> None:
     rng, said = random.Random(8), 0  # noqa: S311 - draws that repeat
     for _ in range(200):
         baseline, variant = drawn_arms(rng)
         whole = [(b, v) for b, v in zip(baseline, variant, strict=True) if b[2] is not None and v[2] is not None]
-        is_paid = [v[0] < b[0] and (v[2] - v[0]) - (b[2] - b[0]) > (b[0] - v[0]) / 2 for b, v in whole]  # type: ignore[operator]
+        gains = [b[0] - v[0] for b, v in whole]
+        costs = [(v[2] - v[0]) - (b[2] - b[0]) for b, v in whole]  # type: ignore[operator]
+        is_paid = proved(gains) and proved([cost - gain / 2 for cost, gain in zip(costs, gains, strict=True)])
         notes = list(program_notes(evidence(baseline, variant), "tokens_per_s"))
         moved = [note for note in notes if MOVED in note]
-        assert len(moved) == (bool(is_paid) and all(is_paid)), notes
+        assert len(moved) == is_paid, notes
         said += len(moved)
         ended = sum(row[2] is None for row in variant) if any(row[2] is not None for row in baseline) else 0
         assert [note for note in notes if ENDED in note] == (
