@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import scipy
 
@@ -31,6 +31,8 @@ _RANKS_SHOWN = 8
 _SLOWER, _MOST_TRIALS, _LEAST_TRIALS = 0.05, 0.9, 6
 """A node is named that took this much longer than the others, in this share of the trials, of which there are as many.
 Two equal nodes whose times vary by 10 % from trial to trial meet this in 0.5 % of ablations with six trials."""
+_SHARED, _QUIET = "processor packages", 0.02
+"""What has a counter that everybody shares, and the largest share of the cores' time of others beside its number."""
 _MOVED_LEVEL = 0.05
 """Level of both tests of a gain that is paid outside of the window."""
 _NAMED = 2
@@ -124,6 +126,7 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
         yield _OF_WHOLE_PROCESS[metric]
     if metric in WINDOW_METRICS:
         yield from _outside_of_windows(evidence)
+    yield from _window_notes(evidence)
     yield from slow_nodes([*evidence.receipts, *(pair.baseline for pair in evidence.pairs)])
     for arm, receipts in (("variant", evidence.receipts), ("baseline", [pair.baseline for pair in evidence.pairs])):
         if _ignores_seed(receipts):
@@ -177,6 +180,50 @@ def _outside_of_windows(evidence: Evidence) -> Iterator[str]:
             f"processes of the variant still ran at the end of {ended} of its {len(marked)} trials, and had to be "
             "ended: their work is in no number"
         )
+
+
+def _window_notes(evidence: Evidence) -> Iterator[str]:
+    """Say how long both arms waited for data, and how much energy a token took."""
+    arms = (measured_trials(evidence.receipts), measured_trials(pair.baseline for pair in evidence.pairs))
+    own, base = (_mean(map(_loading_share, receipts)) for receipts in arms)
+    if own is not None or base is not None:
+        variant, baseline = ("an unknown part" if one is None else f"{one:.1%}" for one in (own, base))
+        yield f"it waited for data in {variant} of its windows, the baseline in {baseline} (means)"
+    sources = {receipt.program.energy_of for receipts in arms for receipt in receipts if receipt.program}
+    if len(sources) != 1 or (of := sources.pop()) is None:
+        return
+    shared = of == _SHARED and any((one.environment.foreign_load or 0.0) > _QUIET for one in (*arms[0], *arms[1]))
+    if shared:
+        yield f"the energy of the {of} is not shown: others took more than {_QUIET:.0%} of the cores' time"
+        return
+    spent, base_spent = (_joules([*map(_joules_per_token, receipts)]) for receipts in arms)
+    if spent and base_spent:
+        more = ", with everything that ran on them" if of == _SHARED else ""
+        yield f"the {of} used {spent} J a token in its windows, {base_spent} in the baseline's (mean, range{more})"
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean; None if a value is missing, or all are."""
+    known = list(values)
+    numbers = [value for value in known if value is not None]
+    return statistics.fmean(numbers) if numbers and len(numbers) == len(known) else None
+
+
+def _loading_share(receipt: Receipt) -> float | None:
+    program = receipt.program
+    return None if program is None or program.loading_s is None else program.loading_s / (program.window_s or math.inf)
+
+
+def _joules_per_token(receipt: Receipt) -> float | None:
+    tokens = sum(step.tokens for step in receipt.steps if step.phase == "timed")
+    energy = receipt.program and receipt.program.energy_j
+    return energy / tokens if isinstance(energy, float) and tokens else None
+
+
+def _joules(values: Sequence[float | None]) -> str | None:
+    mean = _mean(values)
+    numbers = [value for value in values if value is not None]
+    return None if mean is None else f"{mean:.3g} ({min(numbers):.3g} to {max(numbers):.3g})"
 
 
 def _are_above_zero(values: Sequence[float]) -> bool:

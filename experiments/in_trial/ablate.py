@@ -86,7 +86,7 @@ def print_whole_lines() -> None:
 class MarkedStep:
     """One step of the training loop."""
 
-    __slots__ = ("index", "loss", "timed", "tokens", "waited")
+    __slots__ = ("index", "loaded", "loss", "timed", "tokens", "waited")
 
     def __init__(self, index: int, *, timed: bool = False) -> None:
         self.index = index
@@ -97,6 +97,8 @@ class MarkedStep:
         self.tokens = 0
         self.waited = 0.0
         """Seconds in `waiting()`."""
+        self.loaded = 0.0
+        """Seconds in `loading()`."""
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -112,6 +114,15 @@ class MarkedStep:
             _synchronize()
         finally:
             self.waited += _now() - began
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Say that this rank waits for data meanwhile, as in `with step.loading(): batch = next(batches)`."""
+        began = _now()
+        try:
+            yield
+        finally:
+            self.loaded += _now() - began
 
     def report(self, *, loss: Any = None, tokens: Optional[int] = None) -> None:
         """Report the loss and the tokens of this step on this rank.
@@ -321,15 +332,15 @@ class Trial:
             if copy is not None:
                 self._send("failed", type="builtins.ImportError", message=copy)
         self._flush()
-        losses = [[i, _number(step.loss)] for i, step in enumerate(self._steps) if step.loss is not None]
-        late = [[i, step.tokens] for i, step in enumerate(self._steps)]
-        waits = [[i, step.waited] for i, step in enumerate(self._steps) if step.waited]
-        for first in range(0, len(waits), _MOST_ROWS):
-            self._send("waits", waits=waits[first : first + _MOST_ROWS])
-        for first in range(0, len(losses), _MOST_ROWS):
-            self._send("losses", losses=losses[first : first + _MOST_ROWS])
-        for first in range(0, len(late), _MOST_ROWS):
-            self._send("tokens", tokens=late[first : first + _MOST_ROWS])
+        columns: dict[str, list[Any]] = {
+            "waits": [[i, step.waited] for i, step in enumerate(self._steps) if step.waited],
+            "loads": [[i, step.loaded] for i, step in enumerate(self._steps) if step.loaded],
+            "losses": [[i, _number(step.loss)] for i, step in enumerate(self._steps) if step.loss is not None],
+            "tokens": [[i, step.tokens] for i, step in enumerate(self._steps)],
+        }
+        for event, rows in columns.items():
+            for first in range(0, len(rows), _MOST_ROWS):
+                self._send(event, **{event: rows[first : first + _MOST_ROWS]})
         self._send_values("reported", self._reported)
         self._send_values("attested", {**dict.fromkeys(sorted(_live), True), **self._attested})
         self._send("ended", at=_now(), seed=self._echo, whole=whole, memory=_memory(), packages=_packages())

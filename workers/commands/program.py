@@ -106,7 +106,7 @@ def run_marked(
     `variables` are added to its environment. `forward` gets the messages that have arrived at each look.
     """
     config, load, began = order.program, Load(), time.monotonic()
-    samples = DeviceSamples(config.devices if order.device_type == "cuda" else 0)
+    samples = DeviceSamples(config.devices if order.device_type == "cuda" else 0, on_host=order.device_type == "cpu")
     lines = config.lines if config.evaluate is None else {}  # its own lines are those of the evaluation
     with order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
         progress = MarksFollower(config, steps, load, samples, forward)
@@ -237,7 +237,9 @@ class MarksFollower(Follower):
         match message:
             case WindowBegan():
                 self.load.window_began()
+                self.samples.energy.begin()
             case WindowEnded():
+                self.samples.energy.end()
                 self.load.window_ended()
             case EndedSteps():
                 for index, *_rest in message.steps:
@@ -280,6 +282,9 @@ def result_of(config: ProgramArm, ran: ProgramRun, evaluated: Evaluated | None, 
         rank_nodes=tuple(ran.node_of_rank[rank] for rank in marks.loops) if ran.node_of_rank else None,
         window_s=slowest.window_s if clocked and slowest else None,
         window_seen_s=slowest.window_seen_s if clocked and slowest else None,
+        loading_s=slowest.loading_s(config.steps) if clocked and slowest else None,
+        energy_j=samples.energy.joules if clocked else None,
+        energy_of=samples.energy.of if clocked and samples.energy.joules is not None else None,
         reported={name: value for name, value in reported.items() if math.isfinite(value)},
         evaluation=None if evaluated is None else evaluated.report,
         contradicted=contradicted,

@@ -24,6 +24,7 @@ from ablate.workers.commands.program_socket import (
     PackageCode,
     RankRaised,
     ReportedValues,
+    StepLoads,
     StepLosses,
     StepTokens,
     StepWaits,
@@ -56,6 +57,8 @@ class ProgramRank:
     losses: dict[int, float] = field(default_factory=dict)
     waits: dict[int, float] = field(default_factory=dict)
     """Seconds of steps in which it waited for others."""
+    loads: dict[int, float] = field(default_factory=dict)
+    """Seconds of steps in which it waited for data."""
     edges: dict[str, float] = field(default_factory=dict)
     """Begin and end of the window by the program's clock."""
     seen: dict[str, float] = field(default_factory=dict)
@@ -102,6 +105,11 @@ class ProgramRank:
         """Return the median of the timed steps without the time in which it waited for others."""
         timed = [index for index in range(steps.total) if steps.phase_of(index) == "timed"]
         return statistics.median(self.step_s(index, steps) - self.waits.get(index, 0.0) for index in timed)
+
+    def loading_s(self, steps: StepsConfig) -> float | None:
+        """Return the seconds of the timed steps in which it waited for data; None if it does not say."""
+        timed = (seconds for index, seconds in self.loads.items() if steps.phase_of(index) == "timed")
+        return math.fsum(timed) if self.loads else None
 
     def order_problem(self, steps: StepsConfig) -> str | None:
         """Return which moments of a rank with all marks are in no possible order; None if they are in order.
@@ -200,7 +208,7 @@ class ProgramMarks:
                 self._begin(rank, message)
             case WindowBegan() | WindowEnded():
                 self._store_edge(rank, message, seen)
-            case EndedSteps() | StepLosses() | StepTokens() | StepWaits():
+            case EndedSteps() | StepLosses() | StepTokens() | StepWaits() | StepLoads():
                 self._store_steps(rank, message)
             case KernelTable() | TracePart():
                 if rank is self.ranks.get(0):
@@ -242,7 +250,9 @@ class ProgramMarks:
             raise ValueError(f"{message.event} twice")
         rank.edges[message.event], rank.seen[message.event] = message.at, seen
 
-    def _store_steps(self, rank: ProgramRank, message: EndedSteps | StepLosses | StepTokens | StepWaits) -> None:
+    def _store_steps(
+        self, rank: ProgramRank, message: EndedSteps | StepLosses | StepTokens | StepWaits | StepLoads
+    ) -> None:
         _check_begun(rank, message)
         match message:
             case EndedSteps(steps=rows):
@@ -257,6 +267,9 @@ class ProgramMarks:
             case StepWaits(waits=waits):
                 self._check_indices([index for index, _waited in waits])
                 rank.waits.update(waits)
+            case StepLoads(loads=loads):
+                self._check_indices([index for index, _waited in loads])
+                rank.loads.update(loads)
             case StepTokens(tokens=counts):
                 self._check_indices([index for index, _count in counts])
                 rank.tokens.update(counts)

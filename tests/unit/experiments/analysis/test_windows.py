@@ -2,8 +2,9 @@
 
 import math
 import random
+import re
 import statistics
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import scipy.stats
@@ -108,3 +109,39 @@ def test_a_gain_that_is_paid_outside_of_the_window_is_said() -> None:
         whole_process = list(program_notes(evidence(baseline, variant), "process_s"))
         assert not any(MOVED in note or ENDED in note for note in whole_process)
     assert 10 < said < 150
+
+
+def noted(own: list[dict[str, Any]], base: list[dict[str, Any]], load: float) -> list[str]:
+    receipts = receipts_of([(0.2, 0.2, None)] * 6, [(0.2, 0.2, None)] * 6)
+    changed = []
+    for receipt in receipts:
+        changes = (base if receipt.arm == PLAN.baseline.name else own)[receipt.ids.block_index]
+        report = receipt.program and receipt.program.model_copy(update=changes)
+        environment = receipt.environment.model_copy(update={"foreign_load": load})
+        changed.append(receipt.model_copy(update={"program": report, "environment": environment}))
+    evidence = evidence_of(PLAN.variants[0], WholeBlocks(PLAN, changed))
+    return [note for note in program_notes(evidence, "tokens_per_s") if re.search("data| J |energy", note)]
+
+
+@pytest.mark.parametrize("of", ["GPUs", "processor packages"])
+@pytest.mark.parametrize("load", [0.0, 0.02, 0.021])
+def test_energy_is_said_by_token_and_not_where_others_share_the_counter(of: str, load: float) -> None:
+    rng = random.Random(3)  # noqa: S311 - draws that repeat
+    own, base = ([{"energy_j": rng.uniform(1, 100), "energy_of": of} for _ in range(6)] for _ in range(2))
+    numbers = [[float(one["energy_j"]) / (100 * STEPS) for one in arm] for arm in (own, base)]
+    shown = [f"{statistics.fmean(arm):.3g} ({min(arm):.3g} to {max(arm):.3g})" for arm in numbers]
+    more = ", with everything that ran on them" if of == "processor packages" else ""
+    expected = f"the {of} used {shown[0]} J a token in its windows, {shown[1]} in the baseline's (mean, range{more})"
+    if of == "processor packages" and load > 0.02:
+        expected = f"the energy of the {of} is not shown: others took more than 2% of the cores' time"
+    assert noted(own, base, load) == [expected]
+    assert noted([*own[:5], {}], base, load) == [], "a trial without a number"
+    assert noted([{}] * 6, [{}] * 6, load) == []
+
+
+def test_waits_for_data_are_said_as_a_part_of_the_windows() -> None:
+    own, base = [{"loading_s": 0.02}, *[{"loading_s": 0.05}] * 5], [{"loading_s": 0.1}] * 6
+    assert noted(own, base, 0.0) == ["it waited for data in 22.5% of its windows, the baseline in 50.0% (means)"]
+    assert noted([{}] * 6, base, 0.0) == [
+        "it waited for data in an unknown part of its windows, the baseline in 50.0% (means)"
+    ]

@@ -25,6 +25,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "steps": {"steps": [[0, 3.0, 10, 0.5], [1, 3.25, 0, None]]},
     "losses": {"losses": [[0, 0.5], [4, 1e308]]},
     "tokens": {"tokens": [[0, 5], [3, 2**61]]},
+    "loads": {"loads": [[0, 0.5], [4, 0.0]]},
     "reported": {"values": {"a": 1.0, "val/AR@100": -1e308}},
     "attested": {"values": {"on": True, "kind": "fused", "size": 128}},
     "package": {"digest": "sha256:abc"},
@@ -127,6 +128,7 @@ RULES: dict[str, Any] = {
     ),
     "losses": lambda m: rows_of(m["losses"], is_index, is_number),
     "tokens": lambda m: rows_of(m["tokens"], is_index, is_count),
+    "loads": lambda m: rows_of(m["loads"], is_index, is_moment),
     "reported": lambda m: is_named(m["values"], is_number),
     "attested": lambda m: is_attested(m["values"]),
     "package": lambda m: isinstance(m["digest"], str) and len(m["digest"]) <= 200,
@@ -169,6 +171,7 @@ def stored(marks: ProgramMarks, message: dict[str, Any]) -> Any:
         "steps": lambda: {"steps": [[i, rank.ended[i], rank.tokens[i], rank.losses.get(i)] for i in rank.ended]},
         "losses": lambda: {"losses": [[i, loss] for i, loss in rank.losses.items()]},
         "tokens": lambda: {"tokens": [[i, tokens] for i, tokens in rank.tokens.items()]},
+        "loads": lambda: {"loads": [[i, seconds] for i, seconds in rank.loads.items()]},
         "reported": lambda: {"values": marks.reported},
         "attested": lambda: {"values": marks.attested},
         "kernels": lambda: {"rows": [list(row) for row in marks.kernels]} if rank is marks.ranks.get(0) else {},
@@ -217,7 +220,7 @@ def test_drawn_messages_count_exactly_if_the_rules_accept_them() -> None:
         if event == "kernels":
             message["rows"] = [[shown(name)[:300], *row] for name, *row in message["rows"]]
         for name, value in stored(marks, message).items():
-            if event in ("losses", "tokens"):  # of one index, the last one counts
+            if event in ("losses", "tokens", "loads"):  # of one index, the last one counts
                 value, message[name] = dict(value), dict(message[name])
             if event == "attested":
                 message[name] = {gate[:63]: one for gate, one in message[name].items()}
