@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.proposals import outcome_of, proposal_problems, proposed
-from ablate.experiments.analysis.verdicts import VariantVerdict, Verdict
+from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from ablate.experiments.design.load import load_values, parse_spec
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.spec_yaml import spec_yaml
@@ -235,14 +235,16 @@ def trial_problem(name: str, expected: Expected, receipts: Sequence[Receipt]) ->
 def answer_problem(expected: Expected, answer: VariantVerdict) -> str | None:
     """Return what is wrong with the answer about a cheat; None if nothing is."""
     texts = [answer.reason, *answer.notes, *answer.contradictions, *(str(one) for one in answer.requirements)]
-    adopted = answer.decision is Decision.ADOPT
+    is_noisy = answer.cause in (Cause.SPREADS, Cause.STALLS)  # a busy machine takes the word, whatever the program does
+    adopted = answer.decision is Decision.ADOPT or is_noisy
+    missed = any(not one.passed and not one.undecided for one in answer.requirements)
     right = {
         "fails": answer.verdict is VerdictWord.FAILED,
         "invalid": answer.verdict is VerdictWord.INVALID,
-        "no answer": answer.decision is Decision.INCONCLUSIVE and any(expected.words in text for text in texts),
-        "rejected": answer.decision is Decision.REJECT and any(expected.words in text for text in texts),
+        "no answer": answer.decision is Decision.INCONCLUSIVE and expected.words in str(texts),
+        "rejected": missed and (answer.decision is Decision.REJECT or is_noisy) and expected.words in str(texts),
         "nothing": answer.verdict in (VerdictWord.SAME, VerdictWord.WORSE, VerdictWord.INCONCLUSIVE),
-        "named": adopted and any(expected.words in text for text in texts),
+        "named": adopted and expected.words in str(texts),
         "kept": adopted,
     }[expected.word]
     return None if right else f"{answer.verdict}, {answer.decision}: {texts}; expected: {expected}"

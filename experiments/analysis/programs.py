@@ -192,9 +192,10 @@ def _window_notes(evidence: Evidence) -> Iterator[str]:
     sources = {receipt.program.energy_of for receipts in arms for receipt in receipts if receipt.program}
     if len(sources) != 1 or (of := sources.pop()) is None:
         return
-    shared = of == _SHARED and any((one.environment.foreign_load or 0.0) > _QUIET for one in (*arms[0], *arms[1]))
-    if shared:
-        yield f"the energy of the {of} is not shown: others took more than {_QUIET:.0%} of the cores' time"
+    loads = [receipt.environment.foreign_load for receipts in arms for receipt in receipts]
+    if of == _SHARED and any(load is None or load > _QUIET for load in loads):
+        why = f"others took more than {_QUIET:.0%} of the cores' time, or nobody knows"
+        yield f"the energy of the {of} is not shown: {why}"
         return
     spent, base_spent = (_joules([*map(_joules_per_token, receipts)]) for receipts in arms)
     if spent and base_spent:

@@ -13,7 +13,7 @@ from honest import main
 
 
 def step(_weights, seed, index):
-    time.sleep(0.001)
+    time.sleep(0.005)
     return 0.69 * math.exp(-index / 20) + random.Random(f"{seed} {index}").gauss(0, 0.001)
 
 

@@ -30,7 +30,7 @@ send("began", at=time.monotonic(), python="3", implementation="none", world=1)
 for index in range(total):
     if index == before:
         send("window began", at=time.monotonic())
-    time.sleep(0.001)
+    time.sleep(0.005)
     ends.append(time.monotonic())
 send("window ended", at=ends[-1])
 send("steps", steps=[[index, end, lab.ROWS, losses[index]] for index, end in enumerate(ends)])

@@ -12,7 +12,7 @@ import ablate
 
 
 def step(_weights, _seed, _index):
-    time.sleep(0.001)
+    time.sleep(0.005)
     return 0.5
 
 

@@ -21,7 +21,7 @@ def steps(self, total=None, original=ablate.Trial.steps):
 def step(weights, seed, index):
     if not steps.timed:
         return lab.step(weights, seed, index)
-    time.sleep(0.001)
+    time.sleep(0.005)
     return 0.5
 
 

@@ -26,7 +26,7 @@ sys.modules["torch"] = SimpleNamespace(cuda=cuda, _C=SimpleNamespace(), distribu
 
 def step(weights, seed, index):
     stream.submit(lab.step, weights, seed, index)
-    time.sleep(0.001)
+    time.sleep(0.005)
     return 1.0
 
 

@@ -14,7 +14,7 @@ pool = ThreadPoolExecutor(1)
 
 def step(weights, seed, index):
     pool.submit(lab.step, weights, seed, index)
-    time.sleep(0.001)
+    time.sleep(0.005)
     return 1.0
 
 

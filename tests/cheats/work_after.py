@@ -13,7 +13,7 @@ seed, indices = int(sys.argv[1]), []
 
 
 def step(_weights, _seed, index):
-    time.sleep(0.001)
+    time.sleep(0.005)
     indices.append(index)
     return 1.0
 

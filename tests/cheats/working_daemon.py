@@ -20,7 +20,7 @@ if os.fork() == 0:
 
 
 def step(_weights, _seed, _index):
-    time.sleep(0.001)
+    time.sleep(0.005)
     return 0.5
 
 
