@@ -23,7 +23,7 @@ from tests.long_tests import is_long, is_long_file
 pytest_plugins = ["tests.kernels.compile_first"]
 LENGTHS = ("short", "long")
 NOT_OURS = ("ABLATE_", "GIT_", "FORCE_COLOR", "TTY_COMPATIBLE")
-_MEASURING = ("arm_outcome", "exec", "part_run", "planted", "sentinels", "stack_")
+_MEASURING = ("arm_outcome", "cheats", "exec", "part_run", "planted", "sentinels", "stack_")
 _WAITING = (
     *("device_lock", "frozen_broker", "http_limits", "readiness", "rolling_restart", "schemathesis"),
     *("secured_servers", "worker_"),

@@ -1,4 +1,4 @@
-/* A driver's library with GPUs from the text file FAKE_NVML, read anew by nvmlInit and for clocks and processes.
+/* A driver's library with GPUs from the text file FAKE_NVML, read anew by nvmlInit and for clocks, energy and processes.
  *
  *   error|CODE                    nvmlInit gives CODE
  *   driver|VERSION
@@ -131,6 +131,14 @@ int nvmlDeviceGetDisplayActive(Gpu *gpu, unsigned *out) { return number(gpu, "Di
 int nvmlDeviceGetClockInfo(Gpu *gpu, int kind, unsigned *out) {
     load();
     return kind == 1 ? number(gpu, "ClockInfo", out) : INVALID;
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(Gpu *gpu, unsigned long long *out) {
+    char value[LETTERS];
+    load();
+    int code = answer(gpu, "TotalEnergyConsumption", value);
+    if (code == OK) *out = strtoull(value, NULL, 10);
+    return code;
 }
 
 int nvmlDeviceGetMaxMigDeviceCount(Gpu *gpu, unsigned *out) { (void)gpu; *out = 7; return OK; }

@@ -34,6 +34,7 @@ LONG = (
     f"{ACCEPTANCE}stack.py::test_up_joins_a_running_stack",
     f"{INTEGRATION}access_walk.py",
     f"{INTEGRATION}arm_outcome.py",
+    f"{INTEGRATION}cheats.py::test_a_cheat_",
     f"{INTEGRATION}check.py::test_a_check_that_is_ended_leaves_nothing[drawn",
     f"{INTEGRATION}check.py::test_a_program_that",
     f"{INTEGRATION}check.py::test_a_program_without_marks_can_only_be_timed_whole",

@@ -35,6 +35,7 @@ class FakeGpu:
     capability: str = "9.0"
     display: bool = False
     clock: int = 1980
+    energy_mj: int | None = None
     slices: Sequence["FakeGpu"] = ()
     without: frozenset[str] = frozenset()
     broken: dict[str, int] = field(default_factory=dict)
@@ -47,6 +48,7 @@ class FakeGpu:
             "CudaComputeCapability": self.capability,
             "DisplayActive": int(self.display),
             "ClockInfo": self.clock,
+            "TotalEnergyConsumption": self.energy_mj,
             "MigMode": int(bool(self.slices)),
             "ComputeRunningProcesses": "",
         }

@@ -47,6 +47,7 @@ from ablate.experiments.analysis.influences import (
 from ablate.experiments.analysis.noise.calibrate import aa_blocks_of
 from ablate.experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
 from ablate.experiments.analysis.programs import (
+    clocks_apart,
     contradictions_of,
     costs_of,
     kernel_note,
@@ -379,6 +380,7 @@ class _Judge:
             reason = f"{reason}; {scope.in_words()}"
         answer = self._with_censored(as_measured(word, reason, open_cause(primary)), evidence)
         answer = capped(answer, Cause.OTHER_WORK, other)
+        answer = capped(answer, Cause.CLOCKS, clocks_apart(evidence, self.primary.metric, self.primary.margin_pct))
         answer = capped(answer, Cause.REPEATED_SEEDS, repeated_seeds(evidence, self.primary.metric))
         if word is VerdictWord.SAME:
             margin = self.primary.margin_pct / 100

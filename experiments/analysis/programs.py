@@ -2,7 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import scipy
 
 from ablate.experiments.analysis.arm_summary import measured_trials
 from ablate.experiments.analysis.evidence import Evidence, Pair
@@ -10,7 +12,8 @@ from ablate.experiments.analysis.verdicts import Costs, KernelChange, KernelUse,
 from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.kinds.gate_readings import DECLARED
 from ablate.experiments.design.kinds.kind import ArmConfig
-from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.design.kinds.program import CLOCK_SHARE, ProgramArm
+from ablate.experiments.design.metrics import WINDOW_METRICS
 from ablate.experiments.design.problems import listed
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.program_report import printable, shorten
@@ -28,6 +31,10 @@ _RANKS_SHOWN = 8
 _SLOWER, _MOST_TRIALS, _LEAST_TRIALS = 0.05, 0.9, 6
 """A node is named that took this much longer than the others, in this share of the trials, of which there are as many.
 Two equal nodes whose times vary by 10 % from trial to trial meet this in 0.5 % of ablations with six trials."""
+_SHARED, _QUIET = "processor packages", 0.02
+"""What has a counter that everybody shares, and the largest share of the cores' time of others beside its number."""
+_MOVED_LEVEL = 0.05
+"""Level of both tests of a gain that is paid outside of the window."""
 _NAMED = 2
 """Kernels that a note names."""
 
@@ -122,6 +129,9 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
     yield from _resumed(evidence)
     if metric in _OF_WHOLE_PROCESS:
         yield _OF_WHOLE_PROCESS[metric]
+    if metric in WINDOW_METRICS:
+        yield from _outside_of_windows(evidence)
+    yield from _window_notes(evidence)
     yield from slow_nodes([*evidence.receipts, *(pair.baseline for pair in evidence.pairs)])
     for arm, receipts in (("variant", evidence.receipts), ("baseline", [pair.baseline for pair in evidence.pairs])):
         if _ignores_seed(receipts):
@@ -158,6 +168,110 @@ def _resumed(evidence: Evidence) -> Iterator[str]:
         )
     if again := next((report.repeated_otherwise for report in reports if report.repeated_otherwise), None):
         yield f"step {again[0]} ran twice, with loss {again[1]!r} before the program was killed and {again[2]!r} after"
+
+
+def clocks_apart(evidence: Evidence, metric: str, margin_pct: float) -> str | None:
+    """Say that the worker's clock gives another effect on the windows than the programs' own; None if it does not.
+
+    One trial may differ by milliseconds. By chance they do so in both directions.
+    """
+    pairs = evidence.pairs if metric in WINDOW_METRICS else ()
+    lags = [(_lag(pair.variant), _lag(pair.baseline)) for pair in pairs]
+    differences = [own - other for own, other in lags if own is not None and other is not None]
+    if not differences:
+        return None
+    gap, limit = 100 * math.expm1(math.fsum(differences) / len(differences)), max(margin_pct, 100 * CLOCK_SHARE)
+    if abs(gap) <= limit:
+        return None
+    return (
+        f"by the worker's clock the variant's windows are {gap:+.2f} % longer against the baseline's than by the "
+        f"programs' own clocks; allowed: {limit:.3g} %"
+    )
+
+
+def _lag(receipt: Receipt) -> float | None:
+    """Return the logarithm of the window by the worker's clock over that by the program's own."""
+    program = receipt.program
+    own, seen = (None, None) if program is None else (program.window_s, program.window_seen_s)
+    return math.log(seen / own) if own and seen and min(own, seen) > 0 else None
+
+
+def _outside_of_windows(evidence: Evidence) -> Iterator[str]:
+    """Say that a gain inside the window was paid outside of it, by half at least, and what had to be ended."""
+    both = [(_parts(pair.variant), _parts(pair.baseline)) for pair in evidence.pairs]
+    gains = [(base[0] - own[0], own[1] - base[1]) for own, base in both if own and base]
+    if _are_above_zero([gain for gain, _ in gains]) and _are_above_zero([cost - gain / 2 for gain, cost in gains]):
+        inside, outside = (statistics.fmean(column) for column in zip(*gains, strict=True))
+        yield (
+            f"it is {inside:.3g} s faster than the baseline inside of the window, and {outside:.3g} s slower outside "
+            f"of it (means): compilation and start-up do that, and so does work that was moved there"
+        )
+    marked = [receipt for receipt in measured_trials(evidence.receipts) if receipt.program and receipt.program.ranks]
+    ended = sum(receipt.process_s is None for receipt in marked)
+    if ended and any(pair.baseline.process_s is not None for pair in evidence.pairs):
+        yield (
+            f"processes of the variant still ran at the end of {ended} of its {len(marked)} trials, and had to be "
+            "ended: their work is in no number"
+        )
+
+
+def _window_notes(evidence: Evidence) -> Iterator[str]:
+    """Say how long both arms waited for data, and how much energy a token took."""
+    arms = (measured_trials(evidence.receipts), measured_trials(pair.baseline for pair in evidence.pairs))
+    own, base = (_mean(map(_loading_share, receipts)) for receipts in arms)
+    if own is not None or base is not None:
+        variant, baseline = ("an unknown part" if one is None else f"{one:.1%}" for one in (own, base))
+        yield f"it waited for data in {variant} of its windows, the baseline in {baseline} (means)"
+    sources = {receipt.program.energy_of for receipts in arms for receipt in receipts if receipt.program}
+    if len(sources) != 1 or (of := sources.pop()) is None:
+        return
+    loads = [receipt.environment.foreign_load for receipts in arms for receipt in receipts]
+    if of == _SHARED and any(load is None or load > _QUIET for load in loads):
+        why = f"others took more than {_QUIET:.0%} of the cores' time, or nobody knows"
+        yield f"the energy of the {of} is not shown: {why}"
+        return
+    spent, base_spent = (_joules([*map(_joules_per_token, receipts)]) for receipts in arms)
+    if spent and base_spent:
+        more = ", with everything that ran on them" if of == _SHARED else ""
+        yield f"the {of} used {spent} J a token in its windows, {base_spent} in the baseline's (mean, range{more})"
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean; None if a value is missing, or all are."""
+    known = list(values)
+    numbers = [value for value in known if value is not None]
+    return statistics.fmean(numbers) if numbers and len(numbers) == len(known) else None
+
+
+def _loading_share(receipt: Receipt) -> float | None:
+    program = receipt.program
+    return None if program is None or program.loading_s is None else program.loading_s / (program.window_s or math.inf)
+
+
+def _joules_per_token(receipt: Receipt) -> float | None:
+    tokens = sum(step.tokens for step in receipt.steps if step.phase == "timed")
+    energy = receipt.program and receipt.program.energy_j
+    return energy / tokens if isinstance(energy, float) and tokens else None
+
+
+def _joules(values: Sequence[float | None]) -> str | None:
+    mean = _mean(values)
+    numbers = [value for value in values if value is not None]
+    return None if mean is None else f"{mean:.3g} ({min(numbers):.3g} to {max(numbers):.3g})"
+
+
+def _are_above_zero(values: Sequence[float]) -> bool:
+    """Return whether the mean is proved to be above zero (t test, one side)."""
+    if len(values) < 2:
+        return False
+    limit = float(scipy.special.stdtrit(len(values) - 1, 1 - _MOVED_LEVEL)) * statistics.stdev(values)
+    return statistics.fmean(values) * math.sqrt(len(values)) > limit
+
+
+def _parts(receipt: Receipt) -> tuple[float, float] | None:
+    """Return the seconds of a program inside and outside of its window; None where one is unknown."""
+    window = None if receipt.program is None else receipt.program.window_s
+    return None if window is None or receipt.process_s is None else (window, receipt.process_s - window)
 
 
 def slow_nodes(receipts: Sequence[Receipt]) -> Iterator[str]:

@@ -79,6 +79,8 @@ class Cause(StrEnum):
     """The rule names a rarest event, for which the blocks so far are too few."""
     UNCALIBRATED = "uncalibrated"
     OTHER_WORK = "other work"
+    CLOCKS = "clocks differ"
+    """The worker's clock gives another effect on a command's windows, by more than the margin."""
     NO_RATIO = "no ratio"
     """A declared metric is not above zero in some trial, so a relative margin means nothing."""
     TARGET = "target outside of the curves"

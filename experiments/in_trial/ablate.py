@@ -87,7 +87,7 @@ def print_whole_lines() -> None:
 class MarkedStep:
     """One step of the training loop."""
 
-    __slots__ = ("index", "loss", "timed", "tokens", "waited")
+    __slots__ = ("index", "loaded", "loss", "timed", "tokens", "waited")
 
     def __init__(self, index: int, *, timed: bool = False) -> None:
         self.index = index
@@ -98,6 +98,8 @@ class MarkedStep:
         self.tokens = 0
         self.waited = 0.0
         """Seconds in `waiting()`."""
+        self.loaded = 0.0
+        """Seconds in `loading()`."""
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -113,6 +115,15 @@ class MarkedStep:
             _synchronize()
         finally:
             self.waited += _now() - began
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Say that this rank waits for data meanwhile, as in `with step.loading(): batch = next(batches)`."""
+        began = _now()
+        try:
+            yield
+        finally:
+            self.loaded += _now() - began
 
     def report(self, *, loss: Any = None, tokens: Optional[int] = None) -> None:
         """Report the loss and the tokens of this step on this rank.
@@ -333,16 +344,19 @@ class Trial:
         self._send_details()
         self._send_values("reported", self._reported)
         self._send_values("attested", {**dict.fromkeys(sorted(_live), True), **self._attested})
-        self._send("ended", at=_now(), seed=self._echo, whole=whole, memory=_memory(), packages=_packages())
+        from ablate_imports import packages  # beside this file in every trial, and nowhere else
+
+        self._send("ended", at=_now(), seed=self._echo, whole=whole, memory=_memory(), packages=packages())
         if self._socket is not None:
             self._socket.close()
 
     def _send_details(self) -> None:
         """Send losses, which may wait for a device, tokens and waits of all steps."""
         waits = [[step.index, step.waited] for step in self._steps if step.waited]
+        loads = [[step.index, step.loaded] for step in self._steps if step.loaded]
         losses = [[step.index, _number(step.loss)] for step in self._steps if step.loss is not None]
         tokens = [[step.index, step.tokens] for step in self._steps]
-        for event, rows in (("waits", waits), ("losses", losses), ("tokens", tokens)):
+        for event, rows in (("waits", waits), ("loads", loads), ("losses", losses), ("tokens", tokens)):
             for first in range(0, len(rows), _MOST_ROWS):
                 self._send(event, **{event: rows[first : first + _MOST_ROWS]})
 
@@ -579,21 +593,7 @@ def _memory() -> Optional[tuple[int, int]]:
     )
 
 
-def _packages() -> dict[str, str]:
-    """Return the versions of the packages that can be imported, by name."""
-    from importlib import metadata
-
-    versions: dict[str, str] = {}
-    for package in metadata.distributions():
-        name = package.metadata["Name"]
-        if name:
-            versions.setdefault(str(name).lower(), str(package.version))
-    return versions
-
-
 if __name__ == "__main__":
     import importlib
 
-    importlib.import_module("ablate").run_recipe(
-        sys.argv[1]
-    )  # in the module that the recipe imports, not a second copy
+    importlib.import_module("ablate").run_recipe(sys.argv[1])  # in the module that the recipe imports, not in a copy

@@ -1,4 +1,4 @@
-"""Find modules that a program of a trial imported from another place than its sent code, which has them, too.
+"""What a program of a trial can import, and what it imported from another place than its sent code.
 
 The module `ablate` imports this one in trials only. It needs the standard library only and Python 3.9 or newer.
 """
@@ -105,3 +105,15 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of the packages that can be imported, by name."""
+    from importlib import metadata
+
+    versions: dict[str, str] = {}
+    for package in metadata.distributions():
+        name = package.metadata["Name"]
+        if name:
+            versions.setdefault(str(name).lower(), str(package.version))
+    return versions

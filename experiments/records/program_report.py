@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -65,6 +65,12 @@ class ProgramReport(Frozen):
     """Seconds of the slowest rank's window by the program's clock."""
     window_seen_s: OmitNone[float] = None
     """Seconds between the arrivals of the same two marks at the worker."""
+    loading_s: OmitNone[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = None
+    """Seconds of this window in which the slowest rank waited for data, as the program says; None if it does not."""
+    energy_j: OmitNone[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = None
+    """Joules of the window by the counters of `energy_of`; None where there are none."""
+    energy_of: OmitNone[Literal["GPUs", "processor packages"]] = None
+    """The trial's GPUs, or the processors of the machine with everything that ran on them."""
     reported: Mapping[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     """Numbers that the program reported at its end, and those that the evaluation measured."""
     evaluation: OmitNone[EvaluationReport] = None
@@ -182,6 +188,8 @@ def _window_contradictions(report: ProgramReport, timed_s: float | None) -> Iter
         return
     if timed_s is None or not math.isclose(timed_s, report.window_s, rel_tol=1e-9, abs_tol=1e-6):
         yield f"program.window_s is {report.window_s:.6g}; the timed steps give {timed_s}"
+    if report.loading_s is not None and report.loading_s > report.window_s + CLOCK_S:
+        yield f"the program waited {report.loading_s:.6g} s for data in a window of {report.window_s:.6g} s"
     if clocks_differ(report.window_s, report.window_seen_s):
         yield (
             f"the program's clock gives its window {report.window_s:.6g} s, the worker's {report.window_seen_s:.6g} s; "

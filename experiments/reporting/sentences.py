@@ -267,6 +267,7 @@ def _undecided(verdict: Verdict, variant: VariantVerdict, comparison: Comparison
         Cause.RERUNS: "blocks were rerun, and one of the arms may be the cause",
         Cause.UNCALIBRATED: verdict.circumstances.admission.refused_because or "the noise of this device is unknown",
         Cause.OTHER_WORK: _other_work(variant),
+        Cause.CLOCKS: "the worker's clock gives another effect than the programs' own clocks",
         Cause.COARSE: "the metric comes in steps above the margin, so no sameness within it can show",
         Cause.REPEATED_SEEDS: "numbers are the same with several seeds, so their blocks repeat one run",
     }

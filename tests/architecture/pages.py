@@ -13,6 +13,7 @@ from ablate.experiments.design.listings import public_gates
 from ablate.experiments.outcomes import ExitCode
 from ablate.service.cli.commands.catalog import gates
 from ablate.service.lifecycle import MOVES, STATE_EVENTS
+from tests.architecture import cheats_table
 from tests.architecture.recipes_page import recipes_page
 from tests.architecture.spec_page import spec_page
 
@@ -82,6 +83,11 @@ def state_diagrams() -> str:
     return _between("docs/block-life.md", STATES_START, "\n" + "\n".join(parts), STATES_END)
 
 
+def cheats_page() -> str:
+    """Return docs/trust.md with the table of cheats."""
+    return _between("docs/trust.md", cheats_table.START, cheats_table.cheats_table(), cheats_table.END)
+
+
 def _between(page: str, start: str, text: str, end: str) -> str:
     """Return a page with `text` between two markers."""
     head, _, rest = (ROOT / page).read_text(encoding="utf-8").partition(start)
@@ -95,6 +101,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/ci.md": exit_codes,
     "docs/block-life.md": state_diagrams,
     "docs/spec.md": spec_page,
+    "docs/trust.md": cheats_page,
     "docs/recipes.md": recipes_page,
 }
 """Generated pages, by path."""

@@ -225,6 +225,33 @@ def test_nothing_that_a_program_leaves_changes_its_evaluation(evaluated: Evaluat
     assert measured(evaluated(ATTACKS[attack])) == TRUE
 
 
+@isolated
+def test_a_program_cannot_read_the_code_of_its_evaluation(evaluated: Evaluated) -> None:
+    """Not even at its place, which an earlier receipt gives away. Its own code is open, which shows that the way is."""
+    earlier = evaluated().result.program
+    assert earlier is not None
+    assert earlier.evaluation is not None
+    tries = "".join(
+        f"""
+try:
+    os.listdir({place})
+    print("METRIC {name}=1")
+except PermissionError:
+    print("METRIC {name}=0")
+"""
+        for name, place in (
+            ("judging", f"OUT.parents[3] / 'data/code/{earlier.evaluation.code[7:]}'"),
+            ("own", "OUT.parent / 'code'"),
+        )
+    )
+    trial = evaluated(tries)
+    assert measured(trial) == TRUE
+    assert trial.result.program is not None
+    assert trial.result.program.evaluation is not None
+    assert trial.result.program.evaluation.code == earlier.evaluation.code
+    assert trial.result.program.reported == {"val_loss": TRUE, "other": 4.0, "judging": 0.0, "own": 1.0}
+
+
 @pytest.mark.parametrize(
     "env",
     [

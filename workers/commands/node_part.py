@@ -191,7 +191,8 @@ class _Forward:
 
     def __call__(self, messages: Sequence[ProgramMessage]) -> None:
         for message in messages:
-            self._printer.print({"mark": message.content.decode("latin-1"), "seen": message.seen})
+            mark = {"mark": message.content.decode("latin-1"), "seen": message.seen, "sender": message.sender}
+            self._printer.print(mark)
         new = self._log.read()
         while new:
             new = new[os.write(2, new) :]

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, TextIO
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.program_report import OUT, ProgramReport
+from ablate.experiments.system.isolation import Isolation
 from ablate.experiments.system.processes import descendants_of
 from ablate.model.errors import DataError
 from ablate.model.host_load import HostLoad
@@ -105,15 +106,26 @@ def run_marked(
     `variables` are added to its environment. `forward` gets the messages that have arrived at each look.
     """
     config, load, began = order.program, Load(), time.monotonic()
-    samples = DeviceSamples(config.devices if order.device_type == "cuda" else 0)
+    samples = DeviceSamples(config.devices if order.device_type == "cuda" else 0, on_host=order.device_type == "cpu")
     lines = config.lines if config.evaluate is None else {}  # its own lines are those of the evaluation
     with order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
         progress = MarksFollower(config, steps, load, samples, forward)
-        ran = run_to_end(order, config, folders, log, follower=progress, lines=lines, variables=variables)
+        ran = run_to_end(
+            order, config, folders, log, follower=progress, lines=lines, variables=variables, reach=_reach(order)
+        )
     measured = _measured(config, ran.marks, load, _peak_bytes(ran.marks, on_host=order.device_type == "cpu"))
     if ran.ended_at is not None:
         measured |= {"process_s": ran.ended_at - began, "cpu_s": _ended_cpu_s()}
     return replace(ran, samples=samples, measured=measured)
+
+
+def _reach(order: TrialOrder) -> Isolation | None:
+    """Return what the program may use where an evaluation has code of its own, which may contain the right answers."""
+    if order.isolation is None or order.evaluation in (None, order.dataset):
+        return None
+    return replace(
+        order.isolation, readable=tuple(path for path in order.isolation.readable if path != order.evaluation)
+    )
 
 
 def _measured(config: ProgramArm, marks: ProgramMarks, load: "Load", peak: tuple[int, int] | None) -> dict[str, Any]:
@@ -209,7 +221,7 @@ class MarksFollower(Follower):
     def note(self, arrived: ProgramMessage, marks: ProgramMarks) -> Mark | None:
         """Store a message; return it, None if it is wrong or late."""
         before = marks.round
-        message = marks.take(arrived.content, arrived.seen)
+        message = marks.take(arrived.content, arrived.seen, arrived.sender)
         if marks.round != before:
             self.steps.seek(0)
             self.steps.truncate()
@@ -225,7 +237,9 @@ class MarksFollower(Follower):
         match message:
             case WindowBegan():
                 self.load.window_began()
+                self.samples.energy.begin()
             case WindowEnded():
+                self.samples.energy.end()
                 self.load.window_ended()
             case EndedSteps():
                 for index, *_rest in message.steps:
@@ -235,14 +249,12 @@ class MarksFollower(Follower):
 
 
 def _peak_bytes(marks: ProgramMarks, *, on_host: bool) -> tuple[int, int] | None:
-    """Return the peaks over all ranks: allocated and reserved; on the host, the largest resident set of a process."""
+    """Return the peaks over all ranks, allocated and reserved; on the host, the largest resident set of a process."""
+    if on_host:  # what the program says does not count where the kernel knows
+        resident = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        return resident, resident
     peaks = [rank.memory for rank in marks.ranks.values() if rank.memory is not None]
-    if peaks:
-        return max(one[0] for one in peaks), max(one[1] for one in peaks)
-    if not on_host:
-        return None
-    resident = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    return resident, resident
+    return (max(one[0] for one in peaks), max(one[1] for one in peaks)) if peaks else None
 
 
 def result_of(config: ProgramArm, ran: ProgramRun, evaluated: Evaluated | None, *, code: str | None) -> TrialResult:
@@ -270,6 +282,9 @@ def result_of(config: ProgramArm, ran: ProgramRun, evaluated: Evaluated | None, 
         rank_nodes=tuple(ran.node_of_rank[rank] for rank in marks.loops) if ran.node_of_rank else None,
         window_s=slowest.window_s if clocked and slowest else None,
         window_seen_s=slowest.window_seen_s if clocked and slowest else None,
+        loading_s=slowest.loading_s(config.steps) if clocked and slowest else None,
+        energy_j=samples.energy.joules if clocked else None,
+        energy_of=samples.energy.of if clocked and samples.energy.joules is not None else None,
         reported={name: value for name, value in reported.items() if math.isfinite(value)},
         evaluation=None if evaluated is None else evaluated.report,
         contradicted=contradicted,

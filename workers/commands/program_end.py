@@ -361,7 +361,7 @@ class Follower:
     def take(self, receiver: ProgramSocket, marks: ProgramMarks, _watch: ProgramWatch) -> None:
         """Take the messages that have arrived."""
         for message in receiver.messages():
-            marks.take(message.content, message.seen)
+            marks.take(message.content, message.seen, message.sender)
 
     def ended(self) -> None:
         """Notice that the program has ended, before what it left is ended."""

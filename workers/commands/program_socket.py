@@ -188,6 +188,13 @@ class StepWaits(_Message):
     waits: tuple[tuple[Count, Moment], ...]
 
 
+class StepLoads(_Message):
+    """Seconds in which a rank waited for data, by the index of their steps."""
+
+    event: Literal["loads"]
+    loads: tuple[tuple[Count, Moment], ...]
+
+
 class ReportedValues(_Message):
     """Results of the whole run; those that are not finite fail the trial at its end."""
 
@@ -252,6 +259,7 @@ Mark: TypeAlias = (
     | StepLosses
     | StepTokens
     | StepWaits
+    | StepLoads
     | ReportedValues
     | AttestedValues
     | PackageCode

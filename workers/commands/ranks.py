@@ -24,6 +24,7 @@ from ablate.workers.commands.program_socket import (
     PackageCode,
     RankRaised,
     ReportedValues,
+    StepLoads,
     StepLosses,
     StepTokens,
     StepWaits,
@@ -46,6 +47,8 @@ class ProgramRank:
     began: float = math.nan
     process: int | None = None
     """The process that began it, by its own number of it."""
+    sender: int = 0
+    """The same by the kernel, 0 if it does not say."""
     world: int | None = None
     """Number of ranks that this one knows of."""
     ended: dict[int, float] = field(default_factory=dict)
@@ -58,6 +61,8 @@ class ProgramRank:
     """The step with which it went on after the program was killed."""
     waits: dict[int, float] = field(default_factory=dict)
     """Seconds of steps in which it waited for others."""
+    loads: dict[int, float] = field(default_factory=dict)
+    """Seconds of steps in which it waited for data."""
     edges: dict[str, float] = field(default_factory=dict)
     """Begin and end of the window by the program's clock."""
     seen: dict[str, float] = field(default_factory=dict)
@@ -104,6 +109,11 @@ class ProgramRank:
         """Return the median of the timed steps without the time in which it waited for others."""
         timed = [index for index in range(steps.total) if steps.phase_of(index) == "timed"]
         return statistics.median(self.step_s(index, steps) - self.waits.get(index, 0.0) for index in timed)
+
+    def loading_s(self, steps: StepsConfig) -> float | None:
+        """Return the seconds of the timed steps in which it waited for data; None if it does not say."""
+        timed = (seconds for index, seconds in self.loads.items() if steps.phase_of(index) == "timed")
+        return math.fsum(timed) if self.loads else None
 
     def order_problem(self, steps: StepsConfig) -> str | None:
         """Return which moments of a rank with all marks are in no possible order; None if they are in order.
@@ -169,13 +179,20 @@ class ProgramMarks:
         self.wrong: str | None = None
         """What is wrong with the first message that is wrong."""
 
-    def take(self, content: bytes, seen: float) -> Mark | None:
-        """Store one message that arrived at `seen`; return it, None if it is wrong or of an earlier round."""
+    def take(self, content: bytes, seen: float, sender: int = 0) -> Mark | None:
+        """Store one message that arrived at `seen` from process `sender`, 0 if nobody says.
+
+        Return it, None if it is wrong or of an earlier round.
+        """
         try:
             message = read_message(self._mask.masked(content))
             if self._is_late(message):
                 return None
-            self._store(message, self.ranks.setdefault(message.rank, ProgramRank()), seen)
+            rank = self.ranks.setdefault(message.rank, ProgramRank())
+            if isinstance(message, LoopBegan) and not rank.has_begun:
+                rank.sender = sender
+            _check_sender(rank, message, sender)
+            self._store(message, rank, seen)
         except (RecursionError, ValueError) as error:
             problem = f"the program sent a message that is not of the module ablate: {_words(error)}"
             self.wrong = self.wrong or printable(f"{problem}; message: {self._mask.masked(content)[:100]!a}")
@@ -199,7 +216,7 @@ class ProgramMarks:
                 self._begin(rank, message)
             case WindowBegan() | WindowEnded():
                 self._store_edge(rank, message, seen)
-            case EndedSteps() | StepLosses() | StepTokens() | StepWaits():
+            case EndedSteps() | StepLosses() | StepTokens() | StepWaits() | StepLoads():
                 self._store_steps(rank, message)
             case KernelTable() | TracePart():
                 if rank is self.ranks.get(0):
@@ -273,7 +290,9 @@ class ProgramMarks:
             raise ValueError(f"{message.event} twice")
         rank.edges[message.event], rank.seen[message.event] = message.at, seen
 
-    def _store_steps(self, rank: ProgramRank, message: EndedSteps | StepLosses | StepTokens | StepWaits) -> None:
+    def _store_steps(
+        self, rank: ProgramRank, message: EndedSteps | StepLosses | StepTokens | StepWaits | StepLoads
+    ) -> None:
         _check_begun(rank, message)
         match message:
             case EndedSteps(steps=rows):
@@ -288,6 +307,9 @@ class ProgramMarks:
             case StepWaits(waits=waits):
                 self._check_indices([index for index, _waited in waits])
                 rank.waits.update(waits)
+            case StepLoads(loads=loads):
+                self._check_indices([index for index, _waited in loads])
+                rank.loads.update(loads)
             case StepTokens(tokens=counts):
                 self._check_indices([index for index, _count in counts])
                 rank.tokens.update(counts)
@@ -345,6 +367,13 @@ def _words(error: Exception) -> str:
 def _check_begun(rank: ProgramRank, message: Mark) -> None:
     if not rank.has_begun:
         raise ValueError(f"'{message.event}' of rank {message.rank} came before its training loop began")
+
+
+def _check_sender(rank: ProgramRank, message: Mark, sender: int) -> None:
+    """Raise ValueError for the moments of a rank from another process: it can be early while the rank works."""
+    timed = isinstance(message, WindowBegan | WindowEnded | EndedSteps)
+    if timed and rank.sender and sender and sender != rank.sender:
+        raise ValueError(f"'{message.event}' of rank {message.rank} came from another process than the one that began")
 
 
 def rank_problem(ranks: Mapping[int, ProgramRank], config: ProgramArm) -> str | None:

@@ -163,7 +163,8 @@ class _TrialParts:
         """Store a message of a part."""
         node = line["node"]
         if "mark" in line:
-            arrived = ProgramMessage(content=line["mark"].encode("latin-1"), seen=line["seen"], sender=0)
+            content = line["mark"].encode("latin-1")
+            arrived = ProgramMessage(content=content, seen=line["seen"], sender=line["sender"])
             mark = progress.note(arrived, self._marks)
             if mark is not None:
                 self._node_of_rank[mark.rank] = node

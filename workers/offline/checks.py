@@ -17,7 +17,7 @@ from ablate.experiments.design.plan import may_have_control
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE
-from ablate.experiments.records.program_report import clocks_differ, printable, unmet_requirement
+from ablate.experiments.records.program_report import ProgramReport, clocks_differ, printable, unmet_requirement
 from ablate.experiments.records.receipts import ForeignProcess
 from ablate.experiments.records.spec_code import PackedSpec, pack_spec
 from ablate.workers.blocks.surroundings import ANY_LOAD
@@ -28,6 +28,7 @@ from ablate.workers.trials.result import TrialResult
 _WARMUP, _TIMED = 1, 5
 """Most steps of a short trial."""
 _SHOWN_RESULTS = 20
+_NO_COUNTER = "this node has no counter of energy that the worker may read"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +72,17 @@ def checks_of(config: CommandArm, results: Sequence[TrialResult]) -> Iterator[Pr
     where = "of the largest process" if first.peak_allocated_bytes == peak else "reserved by torch's allocator"
     memory = "not visible" if peak is None else f"{peak / 2**20:,.0f} MiB, {where}"
     yield ProgramCheck(name="memory", passed=peak is not None, needed=False, detail=memory)
+    yield _energy(report)
     yield _reported(report.reported)
     kernels = f"{len(report.kernels)} in one step" if report.kernels else "none: torch is not loaded"
     yield ProgramCheck(name="kernels", passed=bool(report.kernels), needed=False, detail=kernels)
+
+
+def _energy(report: ProgramReport) -> ProgramCheck:
+    detail = f"no number: {_NO_COUNTER}"
+    if report.energy_j is not None:
+        detail = f"{report.energy_j:.3g} J in the window, of the {report.energy_of}"
+    return ProgramCheck(name="energy", passed=True, needed=False, detail=detail)  # the program cannot change it
 
 
 def _took(result: TrialResult) -> str:

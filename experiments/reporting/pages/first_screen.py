@@ -35,7 +35,10 @@ WORTH_DRIFT_PCT = 1.0
 """Drift of the baseline over the blocks from which the page warns."""
 
 _WITHHELD = frozenset(
-    {Cause.UNCALIBRATED, Cause.SPREADS, Cause.NOISE, Cause.RERUNS, Cause.CARRY_OVER, Cause.RARE_EVENTS}
+    {
+        *(Cause.UNCALIBRATED, Cause.SPREADS, Cause.NOISE, Cause.RERUNS, Cause.CARRY_OVER, Cause.RARE_EVENTS),
+        Cause.CLOCKS,
+    }
 )
 """Causes beside which the verdict of the samples says something."""
 

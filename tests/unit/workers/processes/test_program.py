@@ -417,3 +417,12 @@ def test_results_of_program_and_evaluation_have_one_limit(tmp_path: Path) -> Non
     result = evaluated(tmp_path, source)
     assert result.failure_class is FailureClass.USER_ERROR
     assert "10,001 results" in str(result.message)
+
+
+def test_peaks_that_a_program_reports_do_not_count_on_a_processor(tmp_path: Path) -> None:
+    forged = LOOP.replace("import ablate,", "import ablate; ablate._memory = lambda: (1, 2)\nimport")
+    result = ran(program_config(write_program(tmp_path / "code", forged)), tmp_path / "home")
+    assert result.failure_class is None, result.message
+    assert result.peak_allocated_bytes == result.peak_reserved_bytes
+    assert result.peak_reserved_bytes is not None
+    assert result.peak_reserved_bytes > 2**20

@@ -25,6 +25,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "steps": {"steps": [[0, 3.0, 10, 0.5], [1, 3.25, 0, None]]},
     "losses": {"losses": [[0, 0.5], [4, 1e308]]},
     "tokens": {"tokens": [[0, 5], [3, 2**61]]},
+    "loads": {"loads": [[0, 0.5], [4, 0.0]]},
     "reported": {"values": {"a": 1.0, "val/AR@100": -1e308}},
     "attested": {"values": {"on": True, "kind": "fused", "size": 128}},
     "package": {"digest": "sha256:abc"},
@@ -127,6 +128,7 @@ RULES: dict[str, Any] = {
     ),
     "losses": lambda m: rows_of(m["losses"], is_index, is_number),
     "tokens": lambda m: rows_of(m["tokens"], is_index, is_count),
+    "loads": lambda m: rows_of(m["loads"], is_index, is_moment),
     "reported": lambda m: is_named(m["values"], is_number),
     "attested": lambda m: is_attested(m["values"]),
     "package": lambda m: isinstance(m["digest"], str) and len(m["digest"]) <= 200,
@@ -169,6 +171,7 @@ def stored(marks: ProgramMarks, message: dict[str, Any]) -> Any:
         "steps": lambda: {"steps": [[i, rank.ended[i], rank.tokens[i], rank.losses.get(i)] for i in rank.ended]},
         "losses": lambda: {"losses": [[i, loss] for i, loss in rank.losses.items()]},
         "tokens": lambda: {"tokens": [[i, tokens] for i, tokens in rank.tokens.items()]},
+        "loads": lambda: {"loads": [[i, seconds] for i, seconds in rank.loads.items()]},
         "reported": lambda: {"values": marks.reported},
         "attested": lambda: {"values": marks.attested},
         "kernels": lambda: {"rows": [list(row) for row in marks.kernels]} if rank is marks.ranks.get(0) else {},
@@ -217,7 +220,7 @@ def test_drawn_messages_count_exactly_if_the_rules_accept_them() -> None:
         if event == "kernels":
             message["rows"] = [[shown(name)[:300], *row] for name, *row in message["rows"]]
         for name, value in stored(marks, message).items():
-            if event in ("losses", "tokens"):  # of one index, the last one counts
+            if event in ("losses", "tokens", "loads"):  # of one index, the last one counts
                 value, message[name] = dict(value), dict(message[name])
             if event == "attested":
                 message[name] = {gate[:63]: one for gate, one in message[name].items()}
@@ -251,6 +254,28 @@ def test_mark_before_the_begin_of_its_loop_is_wrong(event: str) -> None:
     marks = ProgramMarks(program_config(None))
     assert marks.take(json.dumps({"event": event, "rank": 0, **GOOD[event]}).encode(), 0.0) is None
     assert f"'{event}' of rank 0 came before its training loop began" in str(marks.wrong)
+
+
+@pytest.mark.parametrize("began_by", [0, 41])
+@pytest.mark.parametrize("sender", [0, 41, 42])
+@pytest.mark.parametrize("event", [event for event in GOOD if event != "began"])
+def test_only_the_process_that_began_a_loop_marks_its_moments(event: str, sender: int, began_by: int) -> None:
+    """A rank may be closed by its parent. The kernel may not say who sent a message."""
+    marks = ProgramMarks(program_config(None))
+    assert marks.take(json.dumps({"event": "began", "rank": 0, **GOOD["began"]}).encode(), 0.0, began_by) is not None
+    taken = marks.take(json.dumps({"event": event, "rank": 0, **GOOD[event]}).encode(), 0.0, sender)
+    is_refused = event in ("window began", "window ended", "steps") and (began_by, sender) == (41, 42)
+    assert (taken is None) == is_refused
+    assert ("came from another process than the one that began" in str(marks.wrong)) == is_refused
+
+
+def test_each_round_and_each_rank_has_its_own_process() -> None:
+    marks = ProgramMarks(program_config(None))
+    for number, sender in enumerate((41, 42)):
+        for rank in (0, 1):
+            for event in ("began", "window began"):
+                message = {"event": event, "rank": rank, "round": number, **GOOD[event]}
+                assert marks.take(json.dumps(message).encode(), 0.0, sender + 10 * rank) is not None, marks.wrong
 
 
 def test_text_of_a_failure_is_kept_without_halves_of_characters() -> None:
