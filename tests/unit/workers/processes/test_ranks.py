@@ -82,7 +82,7 @@ def test_the_tokens_of_each_rank_are_kept_and_a_rank_that_reports_half_of_them_s
         ({"after": "    if rank == 2: os._exit(0)"}, DIED.format(2)),
         ({"seed": "7 + rank"}, "rank 1 trained with seed 8; the block has seed 7"),
         ({"before": "ablate._IMPLEMENTATIONS = {'cpython': f'x{rank}'}"}, "about their interpreter: rank 0 has x0 3."),
-        ({"before": "ablate._packages = lambda: {'torch': str(rank)}"}, "disagree about their packages"),
+        ({"before": "import ablate_imports as m; m.packages = lambda: {'t': str(rank)}"}, "about their packages"),
         ({"inside": "if (rank, step.index) == (1, 2): raise ValueError('odd')"}, "rank 1 of 3 raised builtins.Val"),
         ({"inside": "if (rank, step.index) == (1, 2): os._exit(3)"}, DIED.format(1)),
         ({"inside": "if (rank, step.index) == (2, 2): os.kill(os.getpid(), 9)"}, DIED.format(2)),
