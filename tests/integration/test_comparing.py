@@ -143,7 +143,7 @@ def test_a_bundle_is_judged_here(tmp_path: Path) -> None:
 
 
 def test_without_a_service_the_trials_run_here_and_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    before = sorted(Path().iterdir())
+    before, others = sorted(Path().iterdir()), descendants_of([os.getpid()])
     answer = ablate.compare(
         COMMAND,
         variants=ASKED["variants"],
@@ -160,10 +160,11 @@ def test_without_a_service_the_trials_run_here_and_leave_nothing(capsys: pytest.
     assert [verify_signed(one)[0] for one in answer.receipts.values()] == [[]] * len(answer.receipts)
     assert "nobody counts the question" in capsys.readouterr().err
     assert sorted(Path().iterdir()) == before
-    assert descendants_of([os.getpid()]) == []
+    assert set(descendants_of([os.getpid()])) <= set(others), "of servers for other tests"
 
 
 def test_a_baseline_that_fails_is_named_and_an_interrupt_ends_every_trial() -> None:
+    others = descendants_of([os.getpid()])
     with pytest.raises(ablate.NotCompared, match=r"the baseline does not train.*no such option"):
         ablate.compare(COMMAND, baseline={"args": ["--fails"]}, placement={"node_class": "cpu"}, **ASKED)
     asked = threading.Thread(target=lambda: until(sleeps) and os.kill(os.getpid(), signal.SIGINT))
@@ -171,7 +172,7 @@ def test_a_baseline_that_fails_is_named_and_an_interrupt_ends_every_trial() -> N
     with pytest.raises(KeyboardInterrupt):
         ablate.compare("python train.py {seed} 600", placement={"node_class": "cpu"}, **ASKED)
     asked.join()
-    assert descendants_of([os.getpid()]) == []
+    assert set(descendants_of([os.getpid()])) <= set(others), "of servers for other tests"
 
 
 def sleeps() -> bool:

@@ -112,7 +112,9 @@ def test_projecting_writes_the_answer_where_reviewers_look(
     files = {file.path for file in client.list_artifacts(done.parent_run_id)}
     assert files == {"report.html", "verdict.json", "plan.json", "spec.json", "plots"}
     assert Path(client.download_artifacts(done.parent_run_id, "report.html", str(tmp_path))).read_text() == html
-    assert len(client.list_artifacts(done.parent_run_id, "plots")) == len(registry.DRAWN) - 1, "no step was profiled"
+    assert len(client.list_artifacts(done.parent_run_id, "plots")) == len(registry.DRAWN) - 2, (
+        "nothing profiled or logged"
+    )
 
     runs = runs_of(client, view.ablation_id)
     assert len(runs) == 1 + len(view.trials) + len(arms)
