@@ -246,7 +246,7 @@ class Trial:
         )
         last = untimed + timed - 1
         self._flushed_at = _now()
-        killed_after = None if self._settings is None or self.resumed else self._settings.get("resume_at")
+        killed_after = None if self._settings is None or self.resumed or first else self._settings.get("resume_at")
         for index in range(first, untimed + timed):
             if index == untimed:
                 self._edge("window began")
@@ -261,7 +261,7 @@ class Trial:
                 self._ended.append(now)
                 if now - self._flushed_at >= _FLUSH_S:
                     self._flush()
-                while index + 1 == killed_after:  # until the worker kills this process
+                while len(self._ended) == killed_after:  # until the worker kills this process
                     self._flush()
                     self._send_details()
                     time.sleep(3600)

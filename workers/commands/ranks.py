@@ -189,7 +189,7 @@ class ProgramMarks:
             if self._is_late(message):
                 return None
             rank = self.ranks.setdefault(message.rank, ProgramRank())
-            if isinstance(message, LoopBegan) and not rank.has_begun:
+            if isinstance(message, LoopBegan) and rank.process is None:  # the first one, or after it was killed
                 rank.sender = sender
             _check_sender(rank, message, sender)
             self._store(message, rank, seen)
@@ -262,7 +262,7 @@ class ProgramMarks:
                 f"allowed: 1 to {done}, the one after its checkpoint, in trial.steps(first=...)"
             )
         for index in range(message.first, self._total):
-            for values in (rank.ended, rank.tokens, rank.losses, rank.waits):
+            for values in (rank.ended, rank.tokens, rank.losses, rank.waits, rank.loads):
                 values.pop(index, None)
         if message.first <= 1 + self._config.steps.warmup:
             rank.edges.clear()
