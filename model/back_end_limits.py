@@ -17,9 +17,13 @@ HALF_LANES = (Lane.CUDA, Lane.PEER)
 """Lanes of the scan whose kernels take bfloat16 only."""
 HALF_ONLY = ("flash", "fa4", "cudnn")
 """Attention that takes 16-bit numbers only on a GPU."""
-NEVER_CAPPED = NO_WINDOW = ("flash", "fa4", "cudnn", "flex")
-"""Attention on a GPU that cannot cap scores, or has no window, or whose results with them nobody compared with float64
-(tests/unit/model/test_attention_gpu.py compares those that can)."""
+NEVER_CAPPED = ("flash", "cudnn", "flex")
+"""Attention on a GPU that cannot cap scores."""
+NO_WINDOW = ("cudnn",)
+"""Attention on a GPU that has no window."""
+RULED_WIDTHS = (64,)
+"""Head widths whose results of kernels with a window or capped scores were compared with float64, on an H200
+(tests/unit/model/test_attention_gpu.py)."""
 GROUPED_MULTIPLE = 8
 """Both sizes of an expert's matrices must be multiples of it: torch's grouped product reads 16 bytes at a time."""
 FLOAT8_MULTIPLE = 16
@@ -55,6 +59,10 @@ def _check_attention(config: TrainConfig) -> None:
         raise ConfigError(where, f"is {name}, which cannot cap scores; {allowed}")
     if name in NO_WINDOW and attention.window:
         raise ConfigError(where, f"is {name}, which has no window; allowed with window {attention.window}: sdpa")
+    if name != "sdpa" and (attention.softcap or attention.window) and width not in RULED_WIDTHS:
+        compared = f"compared with float64 for heads of {', '.join(map(str, RULED_WIDTHS))} numbers only"
+        detail = f"is {name}, whose results with a window or capped scores were {compared}; these have {width}"
+        raise ConfigError(where, f"{detail}; allowed: sdpa")
     if name == "fa4" and width not in FA4_WIDTHS:
         detail = f"is fa4, which takes heads of {', '.join(map(str, FA4_WIDTHS))} numbers; these have {width}"
         raise ConfigError(where, f"{detail}; allowed: sdpa, flash, cudnn, flex")

@@ -35,7 +35,7 @@ from torch.nn import functional
 from ablate.kernels import facts
 from ablate.kernels.documents import documents, once_per_batch
 from ablate.kernels.errors import KernelUnsupported
-from ablate.model.back_end_limits import FA4_WIDTHS, NEVER_CAPPED, NO_WINDOW
+from ablate.model.back_end_limits import FA4_WIDTHS, NEVER_CAPPED, NO_WINDOW, RULED_WIDTHS
 from ablate.model.config import HybridConfig
 from ablate.model.facts import ModelFact
 from ablate.model.layers.linear import RMSNorm, projections
@@ -335,6 +335,10 @@ def _need_gpu(backend: str, q_BSHE: Tensor, dtypes: tuple[torch.dtype, ...], rul
         raise KernelUnsupported(f"attention '{backend}' {detail}")
     if rules.window and backend in NO_WINDOW:
         raise KernelUnsupported(f"attention '{backend}' has no window; it is {rules.window}, allowed: 0")
+    if rules != PLAIN and q_BSHE.shape[-1] not in RULED_WIDTHS:
+        allowed = ", ".join(map(str, RULED_WIDTHS))
+        detail = f"with a window or capped scores takes heads of {allowed} numbers; these have {q_BSHE.shape[-1]}"
+        raise KernelUnsupported(f"attention '{backend}' {detail}")
 
 
 def _capped_attention(q_BHSE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor, mask_B1SK: Tensor, softcap: float) -> Tensor:

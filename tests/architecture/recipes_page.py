@@ -26,8 +26,9 @@ A pattern has one letter for each residual block.
 _BLOCKS = """
 - **A** can share heads of keys and values between heads of queries (`num_kv_heads`), norm its heads (`qk_norm`), see
   the last tokens only (`window`), cap its scores (`softcap`), and make keys and values of one narrow vector a token
-  (`latent_rank`). On a GPU only `sdpa` takes a window or caps scores: nobody has compared the others' results with
-  float64 there yet. Tensor parallel divides heads of keys, too, and refuses latent attention.
+  (`latent_rank`). On a GPU `flash`, `fa4` and `flex` take a window, `fa4` also caps scores, both with heads of 64
+  numbers: nobody has compared their results with float64 for other heads. `sdpa` takes all. Tensor parallel divides
+  heads of keys, too, and refuses latent attention.
 - **E** drops no token. Its router computes in float32. An expert is two matrices with a squared positive part between
   them. Receipts have the load of the last timed step as facts: `experts.load` (busiest expert, in units of the mean),
   `experts.entropy` (1 is even) and `experts.dropped` (0). Published speeds of such models force an even load: the
@@ -48,16 +49,18 @@ With `latent_rank: 64` in place of shared heads both are smaller (4.480 B and 2.
 attention in 9 of 13 blocks, which Ablate has not.
 
 `nam56r-quarter` has the first 13 of the 52 blocks, `AEMEAEMEAEMRA`, because the published rule repeats the pattern to
-a depth. The published speed is 289 TFLOP/s on each of 8 H200 in bf16, 29 % of the peak. This gives ours on one H200,
-by model FLOPs and by useful FLOPs; nobody has run it yet:
+a depth. The published speed is 289 TFLOP/s on each of 8 H200 in bf16, 29 % of the peak, with exchanges and with R.
 
 <!-- not run: needs an H200 -->
 ```
-python -m tests.bench.step --out step.jsonl --recipe nam56r-quarter --rows 4 --documents 4096 \\
-    --set compile=true,routing=balanced --set compile=true,routing=learned
+python -m tests.bench.step --out step.jsonl --recipe nam56r-quarter --pattern AEMEAEMEAEMMA --rows 4 \\
+    --documents 4096 --set compile=true,routing=balanced --set compile=true,routing=learned
 ```
 
-The loop of its one block R will hide much of the rest; `--pattern AEMEAEMEAEMMA` replaces it by a mixer.
+Here, **with a mixer in place of R**, one H200 does 415 TFLOP/s with an even load and 411 with the learned one (model
+FLOPs, 42 % of the peak; useful FLOPs: 385 and 381), which are 67,700 and 67,000 tokens/s in 52.4 GiB. These are single
+runs of 2026-11-30 ([receipt](receipts/2026-11-30-short-runs-h200x2/README.md)). With R, a few steps and a profile of
+its loop over tokens did not end within 200 s.
 
 NAM52 has no published geometry and is refused.
 """
