@@ -74,7 +74,8 @@ class ExpertMaps(nn.Module):
         rows_ND = self.product(hidden_NF, down_XDF, ends_X)
         rows_ND = _Unsorted.apply(rows_ND, order_N, back_N)  # type: ignore[no-untyped-call]
         rows_TKD = rows_ND.view(*weights_TK.shape, -1)
-        out_TD = torch.bmm(weights_TK.to(self.compute_dtype).unsqueeze(1), rows_TKD).squeeze(1)
+        # Not a product of T small matrices, whose kernels took 27 of 242 ms of a step of nam56r-quarter on an H200.
+        out_TD = (weights_TK.unsqueeze(2) * rows_TKD).sum(1).to(self.compute_dtype)
         if self.shared_up_proj is None or self.shared_out_proj is None:
             return out_TD
         shared_TD: Tensor = self.shared_out_proj(functional.relu(self.shared_up_proj(x_TD)).square())

@@ -20,6 +20,7 @@ from ablate.model.config import (
     LossKind,
     MambaConfig,
     MeshConfig,
+    OptimConfig,
     StepsConfig,
     TrainConfig,
     check_mesh,
@@ -37,7 +38,7 @@ from ablate.model.training.train import TrainResult, train
 from tests.ranks import run_ranks
 from tests.unit.model.test_train import config_for
 
-TOLERANCE = 5e-6
+TOLERANCE = 1e-5
 """Absolute, in nats over a few steps in float32: sums over rows are grouped by ranks."""
 
 
@@ -122,7 +123,8 @@ def test_two_runs_of_ranks_are_equal_to_the_bit_and_share_the_memory(home: Path,
 @pytest.mark.parametrize("loss", ["dense", "chunked"])
 def test_gathering_in_bfloat16_rounds_no_number_once_more(loss: LossKind, home: Path, dataset: Dataset) -> None:
     steps = StepsConfig(warmup=0, timed=4, val_rows=0)
-    config = config_for(home, dtype="bfloat16", loss=loss, loss_chunk_tokens=16, steps=steps)
+    optim = OptimConfig(learning_rate=1e-2, grad_clip=1e6)  # clips nothing: the norm's sum is grouped by shares
+    config = config_for(home, dtype="bfloat16", loss=loss, loss_chunk_tokens=16, steps=steps, optim=optim)
     divided, whole = (
         run_ranks(mesh, trained, replace(config, mesh=mesh), dataset.folder)[0][0].steps
         for mesh in (MeshConfig(devices=2), MeshConfig(devices=2, sharding="replicated"))
