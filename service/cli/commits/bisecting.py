@@ -131,18 +131,8 @@ def _body(
     """
     name = f"bisect-{history.good[:8]}-{history.commits[-1][:8]}-{number}"
     own = {**values, "ablation": name, "variants": {arm: {} for arm in variants}}
-    body = SpecBody.packed(spec_yaml(own), folder=folder, commits={BASELINE: history.good, **variants})
-    packed = load_values(body.content, body.content_type)
-    good = packed["workload"]["code"]
-    codes = {arm: packed["variants"][arm].get("code", good) for arm in variants}
-    as_good = frozenset(arm for arm, code in codes.items() if code == good)
-    first = {str(code): arm for arm, code in reversed(codes.items()) if arm not in as_good}
-    if len(first) == len(variants):
-        return body, as_good
-    if not first:
-        return None, as_good
-    rest = {arm: commit for arm, commit in variants.items() if arm in first.values()}
-    return _body(folder, values, history, rest, number)[0], as_good
+    packed = SpecBody.packed(spec_yaml(own), folder=folder, commits={BASELINE: history.good, **variants})
+    return packed.without_repeats()
 
 
 def _measured(body: SpecBody, *, as_json: bool) -> tuple[VariantVerdict, ...]:
