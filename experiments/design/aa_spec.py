@@ -50,7 +50,7 @@ def spec_like(content: bytes, content_type: str) -> AblationSpec:
         return parse_spec(content, content_type)
     workload = values.get("workload")
     recipe = workload.get("recipe") if isinstance(workload, Mapping) else None
-    repeat = {"gates": _one_gate(recipe)} if isinstance(recipe, str) else {"args": []}
+    repeat: dict[str, Any] = {"gates": _one_gate(recipe)} if isinstance(recipe, str) else {"args": []}
     return spec_of({**values, "variants": {REPEAT: repeat}})
 
 

@@ -139,7 +139,9 @@ def _check_environment(value: object) -> object:
 
 def _check_variant_environment(value: object) -> object:
     if isinstance(value, str):
-        detail = f"environment is {shown(value)}; a variant's packages are a lock, {{lock: FILE}} with a file of the code"
+        detail = (
+            f"environment is {shown(value)}; a variant's packages are a lock, {{lock: FILE}} with a file of the code"
+        )
         raise refuse(detail, "environment: {lock: requirements.lock}")
     return _check_environment(value)
 
