@@ -53,8 +53,8 @@ def _other_parameters(spec: AblationSpec, configs: Mapping[str, ArmConfig]) -> I
         apart = config.parameters / base - 1
         if abs(apart) > MOST_PARAMETERS_APART:
             detail = (
-                f"variant '{name}' has {config.parameters:,} parameters, {_more(apart, digits=1)} than the baseline's {base:,}; "
-                f"allowed: {MOST_PARAMETERS_APART:.0%}"
+                f"variant '{name}' has {config.parameters:,} parameters, {_more(apart, digits=1)} than the "
+                f"baseline's {base:,}; allowed: {MOST_PARAMETERS_APART:.0%}"
             )
             hint = "change pattern, mlp_ratio or d_model of one of them"
             yield SpecProblem(pointer=pointer("variants", name), detail=detail, hint=hint)
