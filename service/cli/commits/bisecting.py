@@ -18,7 +18,7 @@ from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE, ExitCode, VerdictWord
 from ablate.experiments.records.git_repository import Repository
 from ablate.experiments.reporting import wording
-from ablate.service.cli.commits.bisection import Bisection, Shift
+from ablate.service.cli.commits.bisection import Bisection, Shift, pooled
 from ablate.service.cli.follow import run_spec
 from ablate.service.cli.output import err
 from ablate.service.cli.verdicts import exit_code
@@ -44,6 +44,8 @@ class Found(BaseModel):
     """A commit between with a part of the difference."""
     broken: list[str]
     """Commits that could not be measured."""
+    contradicting: list[str]
+    """Commits that one step does not explain, because the difference came and went."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +179,7 @@ def found(bisection: Bisection, history: History) -> Found:
         step_pct=bisection.step.mean,
         shared_at=history.commits[other.place - 1] if other else None,
         broken=[history.commits[place - 1] for place in sorted(bisection.broken)],
+        contradicting=[] if other else [history.commits[place - 1] for place in bisection.contradicting()],
     )
 
 
@@ -199,4 +202,13 @@ def answer_lines(bisection: Bisection, history: History) -> list[str]:
     before = history.good if places[0] == 1 else history.commits[places[0] - 2]
     culprit = history.commits[places[-1] - 1]
     confirm = f"  confirm  ablate bisect SPEC --good {before[:12]} --bad {culprit[:12]}"
-    return [*([f"{names[0]} {much}"] if len(names) == 1 else several), confirm]
+    return [*([f"{names[0]} {much}"] if len(names) == 1 else several), *_contradictions(bisection, history), confirm]
+
+
+def _contradictions(bisection: Bisection, history: History) -> list[str]:
+    """Say which commits one step does not explain."""
+    places = bisection.contradicting()
+    if not places:
+        return []
+    sides = [f"  {history.named(place)}: {pooled(bisection.measured[place]).mean:+.2f} %" for place in places]
+    return ["but no single commit made it: the difference came and went, as by reverts, because these measured", *sides]
