@@ -15,7 +15,6 @@ LONG = (
     f"{ACCEPTANCE}declared_metrics.py",
     f"{ACCEPTANCE}demo.py",
     f"{ACCEPTANCE}documentation.py::test_commands_of_a_page_work_in_their_order",
-    f"{ACCEPTANCE}kill_worker.py",
     f"{ACCEPTANCE}mcp.py",
     f"{ACCEPTANCE}nightly.py",
     f"{ACCEPTANCE}own_code.py::test_a_program_without_marks_is_judged_by_the_time_of_its_process",
