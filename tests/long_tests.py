@@ -69,7 +69,6 @@ LONG = (
     f"{INTEGRATION}reach_table.py",
     f"{INTEGRATION}readiness.py::test_frozen_parts_and_many_strangers_hold_nobody_up",
     f"{INTEGRATION}readiness.py::test_strangers_share_the_work_that_they_ask_for",
-    f"{INTEGRATION}rolling_restart.py",
     f"{INTEGRATION}scheduler_model.py::test_any_interleaving_gives_what_the_model_says",
     f"{INTEGRATION}schemathesis.py::test_every_operation_answers_as_its_document_says",
     f"{INTEGRATION}secrets.py::test_a_running_service_whose_servers_refuse_says_nothing_secret",
