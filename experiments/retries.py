@@ -76,10 +76,7 @@ def _times(broken: Sequence[Break], like: Break, scope: FinalWhen) -> int:
 
 
 def retry_wait_s(broken: Sequence[Break], last: Break) -> float:
-    """Return the seconds that the block of `last`, the newest of `broken`, waits before a worker may claim it.
-
-    A node without a service does not wait.
-    """
+    """Return the seconds that the block of `last`, the newest of `broken`, waits before it runs again."""
     rests_s = last.failure_class.rule.rests_s
     return rests_s[min(_times(broken, last, FinalWhen.BLOCK), len(rests_s)) - 1]
 

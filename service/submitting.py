@@ -1,7 +1,7 @@
 """From a spec to a stored submission: plan it once, decide about a control, check limits. For every way to submit."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from sqlalchemy import Connection
 
@@ -90,7 +90,9 @@ def prepared(services: Services, body: SpecBody, spec: AblationSpec, principal: 
     check_code_scope(spec, principal)
     text, content_type, spec, plan = planned(services, body, spec)
     ablation_id = new_id("abl")
-    measured = is_measured(services, spec, plan)
+    with services.store.read() as connection:
+        calibrations = read_calibrations(connection, workload=workload_of(plan, spec))
+    measured = is_measured(services, spec, calibrations)
     if _has_control(ablation_id, spec, services.settings.control_every, measured=measured):
         plan = controlled(spec, plan)
     submission = Submission(
@@ -180,12 +182,10 @@ def _may_have_control(spec: AblationSpec, every: int) -> bool:
     return every > 0 and may_have_control(spec)
 
 
-def is_measured(services: Services, spec: AblationSpec, plan: Plan) -> bool:
-    """Return whether no control would narrow a verdict on this workload now."""
+def is_measured(services: Services, spec: AblationSpec, calibrations: Iterable[Calibration]) -> bool:
+    """Return whether no control would narrow a verdict now, by the calibrations of the workload."""
     if not _may_have_control(spec, services.settings.control_every):
         return True
-    with services.store.read() as connection:
-        calibrations = read_calibrations(connection, workload=workload_of(plan, spec))
     now = time.time()
     return any(is_enough(one, now) for one in calibrations)
 

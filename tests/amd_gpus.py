@@ -146,12 +146,12 @@ int amdsmi_get_gpu_process_list(Gpu *gpu, unsigned *count, char *rows) {{
         re.findall(r"^int (\w+)\(", own, re.M)
     )
     own += "".join(f"int {name}(void) {{ return NOT_SUPPORTED; }}\n" for name in sorted(names))
-    folder = Path(tempfile.mkdtemp())
-    (folder / "amd.c").write_text(own)
-    library = folder / "libamd_smi.so"
-    command = ["cc", "-shared", "-fPIC", "-fno-builtin", f"-Wl,-soname,{library.name}", "-o", library, folder / "amd.c"]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(library))
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "amd.c"), Path(folder, "libamd_smi.so")
+        source.write_text(own)
+        command = ["cc", "-shared", "-fPIC", "-fno-builtin", f"-Wl,-soname,{library.name}", "-o", library, source]
+        subprocess.run(command, check=True)
+        return ctypes.CDLL(str(library))
 
 
 def put_amd(folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: Sequence[FakeAmd], *, driver: bool = True) -> None:

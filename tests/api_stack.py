@@ -3,7 +3,6 @@
 import atexit
 import itertools
 import json
-import shutil
 import socket
 import tempfile
 import threading
@@ -86,25 +85,32 @@ def database_url(kind: str, folder: Path) -> str:
     return _postgres_database("template1")
 
 
-@lru_cache
-def _migrated(kind: str) -> str:
-    """Return the URL of a migrated database of `kind` to copy from."""
-    url = database_url(kind, Path(tempfile.mkdtemp(prefix="ablate-schema-")))
+def _migrated(url: str) -> str:
+    """Bring an empty database to the newest schema; return its name or file."""
     store = Store(url)
     upgrade(store)
     store.close()
-    return url
+    return str(make_url(url).database)
+
+
+@lru_cache
+def _postgres_template() -> str:
+    return _migrated(_postgres_database("template1"))
+
+
+@lru_cache
+def _sqlite_template() -> bytes:
+    with tempfile.TemporaryDirectory(prefix="ablate-schema-") as folder:
+        return Path(_migrated(database_url("sqlite", Path(folder)))).read_bytes()
 
 
 def migrated_url(kind: str, folder: Path) -> str:
     """Return the URL of a fresh database of `kind` with the newest schema."""
-    template = make_url(_migrated(kind)).database
-    assert template is not None
     if kind == "postgresql":
-        return _postgres_database(template)
+        return _postgres_database(_postgres_template())
     folder.mkdir(parents=True, exist_ok=True)
     url = database_url(kind, folder)
-    shutil.copy(template, str(make_url(url).database))
+    Path(str(make_url(url).database)).write_bytes(_sqlite_template())
     return url
 
 

@@ -149,8 +149,8 @@ def tried(group: str, name: str, folder: Path) -> tuple[ProposalOutcome, Variant
     values = _values(group, folder)
     opened = pack_spec(spec_yaml({**values, "variants": {"proposal": {"code": BASELINE}}}), YAML, folder)
     _write(folder / name, cheats()[name], group)
-    known = {"evaluation": {"code": pack_code(folder / "judging").tree}}  # as the receipts of earlier proposals say
-    (folder / name / "receipt.json").write_text(json.dumps(known))
+    receipt = {"evaluation": {"code": pack_code(folder / "judging").tree}}  # as the receipts of earlier proposals say
+    (folder / name / "receipt.json").write_text(json.dumps(receipt))
     proposal = {**load_values(opened.content, YAML), "variants": {"proposal": {"code": name}}}
     packed = pack_spec(spec_yaml(proposal), YAML, folder)
     spec, incumbent = parse_spec(packed.content, YAML), parse_spec(opened.content, YAML)
@@ -235,7 +235,7 @@ def trial_problem(name: str, expected: Expected, receipts: Sequence[Receipt]) ->
 def answer_problem(expected: Expected, answer: VariantVerdict) -> str | None:
     """Return what is wrong with the answer about a cheat; None if nothing is."""
     texts = [answer.reason, *answer.notes, *answer.contradictions, *(str(one) for one in answer.requirements)]
-    is_noisy = answer.cause in (Cause.SPREADS, Cause.STALLS)  # a busy machine takes the word, whatever the program does
+    is_noisy = answer.cause in (Cause.SPREADS, Cause.STALLS)  # a busy machine takes the word from any program
     adopted = answer.decision is Decision.ADOPT or is_noisy
     missed = any(not one.passed and not one.undecided for one in answer.requirements)
     right = {

@@ -25,7 +25,7 @@ LENGTHS = ("short", "long")
 NOT_OURS = ("ABLATE_", "GIT_", "FORCE_COLOR", "TTY_COMPATIBLE")
 _MEASURING = ("arm_outcome", "cheats", "exec", "part_run", "planted", "sentinels", "stack_")
 _WAITING = (
-    *("device_lock", "frozen_broker", "http_limits", "readiness", "rolling_restart", "schemathesis"),
+    *("device_lock", "frozen_broker", "http_limits", "readiness", "schemathesis"),
     *("secured_servers", "worker_"),
 )
 GROUPS = {

@@ -60,11 +60,12 @@ class FakeGpu:
 
 @cache
 def _load() -> ctypes.CDLL:
-    library = Path(tempfile.mkdtemp(), "libnvidia-ml.so.1")
     source = Path(__file__).with_name("fake_nvml.c")
-    command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", f"-Wl,-soname,{library.name}", "-o", library, source]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(library))
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder, "libnvidia-ml.so.1")
+        command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", f"-Wl,-soname,{library.name}", "-o", library, source]
+        subprocess.run(command, check=True)
+        return ctypes.CDLL(str(library))
 
 
 def put_driver(

@@ -9,12 +9,14 @@ from typing import Any
 
 from ablate.experiments.design.kinds.command import CommandArm
 from ablate.experiments.design.kinds.program import ProgramArm
+from ablate.experiments.system.isolation import short_link
 from ablate.experiments.system.processes import adopt_orphans
 from ablate.model.config import StepsConfig
 from ablate.workers.commands.code_copy import copy_code
 from ablate.workers.commands.program import run_program
 from ablate.workers.paths import WorkPaths
-from ablate.workers.trials.result import TrialOrder, TrialResult
+from ablate.workers.processes import trial
+from ablate.workers.trials.result import TrialOrder, TrialResult, read_result
 
 LOOP = """
 import ablate, argparse, sys, time
@@ -74,6 +76,15 @@ def ran(config: ProgramArm, home: Path) -> TrialResult:
     if isinstance(answer, Exception):
         raise answer
     return TrialResult.model_validate_json(answer)
+
+
+def run_trial(order: TrialOrder) -> TrialResult | None:
+    """Run a trial in a process of its own, as a worker does; return its result."""
+    process = multiprocessing.get_context("fork").Process(target=trial.main, args=(order,))
+    process.start()
+    process.join()
+    short_link(process.pid or 0).unlink(missing_ok=True)
+    return read_result(order.paths.prepared if order.prepare_only else order.paths.result)
 
 
 def _run(order: TrialOrder, answer: Connection) -> None:

@@ -369,7 +369,8 @@ class _Judge:
         sample = self._sample(evidence)
         if sample is None or primary is None:
             raise AssertionError("a comparison without a sample")
-        word, tests = word_of(primary, self.primary), self._tests(evidence)
+        word = word_of(primary, self.primary)
+        tests = WordTests(level=self._level(evidence), margin_pct=self.primary.margin_pct)
         stalls = stalls_differ(sample, self.primary.margin_pct)
         if stalls is not None and not said_by_median(word, sample, tests, self._dependence.widening(sample)):
             return undecided(Cause.STALLS, stalls)
@@ -435,9 +436,6 @@ class _Judge:
         ended = f"{len(lost)} {'attempt' if len(lost) == 1 else 'attempts'} at its or the baseline's trials ended early"
         first = f"{block_name(lost[0].block_index)}, {lost[0].failure_class}: {lost[0].message}"
         return f"{ended} ({first}); if those trials were twice as slow as the slowest, the arms are not the same"
-
-    def _tests(self, evidence: Evidence) -> WordTests:
-        return WordTests(level=self._level(evidence), margin_pct=self.primary.margin_pct)
 
     def _too_few_for_events(self, primary: Comparison) -> str | None:
         needed, share = blocks_for_rarest_event(self._spec), self._spec.verdict.rarest_event

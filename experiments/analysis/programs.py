@@ -238,9 +238,9 @@ def _window_notes(evidence: Evidence) -> Iterator[str]:
 
 def _mean(values: Iterable[float | None]) -> float | None:
     """Return the mean; None if a value is missing, or all are."""
-    known = list(values)
-    numbers = [value for value in known if value is not None]
-    return statistics.fmean(numbers) if numbers and len(numbers) == len(known) else None
+    entries = list(values)
+    numbers = [value for value in entries if value is not None]
+    return statistics.fmean(numbers) if numbers and len(numbers) == len(entries) else None
 
 
 def _loading_share(receipt: Receipt) -> float | None:

@@ -1,12 +1,13 @@
 """Specs of A/A ablations: the baseline against itself, like a given ablation or for a bare recipe."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.gates import GATES
 from ablate.experiments.design.kinds.package import unknown_recipe
 from ablate.experiments.design.kinds.program import set_requirements
-from ablate.experiments.design.load import spec_of
+from ablate.experiments.design.load import load_values, parse_spec, spec_of
 from ablate.experiments.design.packages import installed
 from ablate.experiments.design.recipes import RECIPES
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
@@ -37,6 +38,20 @@ def bare_spec(recipe: str, node_class: str) -> AblationSpec:
         "verdict": {"primary": _THROUGHPUT},
     }
     return spec_of(values)
+
+
+def spec_like(content: bytes, content_type: str) -> AblationSpec:
+    """Return the spec of ablations to calibrate for. Without variants it gets the repeat of an A/A ablation.
+
+    Raises SpecError.
+    """
+    values = load_values(content, content_type)
+    if values.get("variants"):
+        return parse_spec(content, content_type)
+    workload = values.get("workload")
+    recipe = workload.get("recipe") if isinstance(workload, Mapping) else None
+    repeat: dict[str, Any] = {"gates": _one_gate(recipe)} if isinstance(recipe, str) else {"args": []}
+    return spec_of({**values, "variants": {REPEAT: repeat}})
 
 
 def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_seed: int, sentinel: str = "") -> bytes:

@@ -83,17 +83,14 @@ def resolve(spec: AblationSpec) -> Resolution:
     kind = next(kind for kind in KINDS if kind.takes(spec.workload))
     drafts = kind.drafts(spec)
     arms = tuple(map(_arm, drafts.arms))
-    problems = (*drafts.problems, *_equality_problems(spec, arms))
+    unwanted = _unequal_arms(arms) if spec.purpose == "calibration" else _equal_arms(arms)
+    problems = (*drafts.problems, *unwanted)
     return Resolution(arms=() if problems else arms, problems=problems)
 
 
 def _arm(draft: Draft) -> Arm:
     role: ArmRole = BASELINE if draft.name == BASELINE else VARIANT
     return Arm(role=role, digest=arm_digest(draft.gates, draft.config), **draft._asdict())
-
-
-def _equality_problems(spec: AblationSpec, arms: Sequence[Arm]) -> list[SpecProblem]:
-    return _unequal_arms(arms) if spec.purpose == "calibration" else _equal_arms(arms)
 
 
 def _equal_arms(arms: Sequence[Arm]) -> list[SpecProblem]:

@@ -52,13 +52,16 @@ def _other_parameters(spec: AblationSpec, configs: Mapping[str, ArmConfig]) -> I
             return
         apart = config.parameters / base - 1
         if abs(apart) > MOST_PARAMETERS_APART:
-            more = f"{abs(apart):.1%} {'more' if apart > 0 else 'fewer'}"
             detail = (
-                f"variant '{name}' has {config.parameters:,} parameters, {more} than the baseline's {base:,}; "
-                f"allowed: {MOST_PARAMETERS_APART:.0%}"
+                f"variant '{name}' has {config.parameters:,} parameters, {_more(apart, digits=1)} than the "
+                f"baseline's {base:,}; allowed: {MOST_PARAMETERS_APART:.0%}"
             )
             hint = "change pattern, mlp_ratio or d_model of one of them"
             yield SpecProblem(pointer=pointer("variants", name), detail=detail, hint=hint)
+
+
+def _more(share: float, *, digits: int) -> str:
+    return f"{abs(share):.{digits}%} {'more' if share > 0 else 'fewer'}"
 
 
 def _with_steps(arm: Arm, amount: int, base: int) -> Arm:
@@ -115,7 +118,7 @@ def _unequal(kind: str, steps: StepsConfig, amounts: Mapping[str, int]) -> Itera
             yield SpecProblem(pointer=_TIMED, detail=detail, hint=f"use {'more' if timed < 1 else 'fewer'} timed steps")
         elif not equal_flops((1 + steps.warmup + timed) * amount, steps.total * base):
             off = (1 + steps.warmup + timed) * amount / (steps.total * base) - 1
-            apart = f"{abs(off):.2%} {'more' if off > 0 else 'fewer'} FLOPs than the baseline"
+            apart = f"{_more(off, digits=2)} FLOPs than the baseline"
             detail = f"variant '{arm}' has {apart} after its nearest whole step; allowed: {MOST_APART:.1%}"
             hint = f"numbers that fit: {_fitting(kind, steps, amounts)}"
             yield SpecProblem(pointer=_TIMED, detail=detail, hint=hint)

@@ -137,11 +137,20 @@ def _check_environment(value: object) -> object:
     raise refuse(f"environment is {shown(value)}; allowed: {allowed}", "environment: {lock: requirements.lock}")
 
 
+def _check_variant_environment(value: object) -> object:
+    if isinstance(value, str):
+        detail = (
+            f"environment is {shown(value)}; a variant's packages are a lock, {{lock: FILE}} with a file of the code"
+        )
+        raise refuse(detail, "environment: {lock: requirements.lock}")
+    return _check_environment(value)
+
+
 Environment: TypeAlias = Annotated[
     Annotated[Name, Field(max_length=MOST_LETTERS)] | LockedEnvironment, BeforeValidator(_check_environment)
 ]
 """A Python environment of the node by its name, or one that each node builds."""
-VariantEnvironment: TypeAlias = Annotated[LockedEnvironment, BeforeValidator(_check_environment)]
+VariantEnvironment: TypeAlias = Annotated[LockedEnvironment, BeforeValidator(_check_variant_environment)]
 _Folder: TypeAlias = Annotated[str, Field(pattern=_ANY_FOLDER)]
 Code: TypeAlias = Annotated[_Folder | RepositoryCommit | SentCode, BeforeValidator(_check_code)]
 """A folder to send, a folder on the node, a commit of a repository on the node, or an archive that was sent."""

@@ -445,6 +445,7 @@ def trainer_callback(trial: Trial, *, tokens_per_step: Optional[int] = None) -> 
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_rest: Any) -> None:
             self._steps = trial.steps(first=int(state.global_step) if trial.resumed else 0)
+            self._seen = int(getattr(state, "num_input_tokens_seen", 0) or 0)  # a checkpoint has those before it
             self._current = next(self._steps, None)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_rest: Any) -> None:

@@ -13,7 +13,7 @@ from html import escape
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile, mkdtemp
 from typing import Any, Literal
 
 from rich.text import Text
@@ -50,6 +50,16 @@ main()
 """
 _ABLATE = ("env", "TTY_COMPATIBLE=0", *OWN_PYTHON, "-c", _CODE)
 """The command line, which ends with this process. Kernels of notebooks force colours on, also on pipes."""
+_REMOVE = """
+import os, shutil, sys, time
+sys.stdin.read()
+for _ in range(100):
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    if not os.path.exists(sys.argv[1]):
+        break
+    time.sleep(0.1)
+"""
+"""Removes a folder once no process has the other end of its input. Trials of a killed one may take a moment to end."""
 _FRAMES = ("pandas", "polars")
 _NUMBERS = {
     **{"effect_pct": "delta_pct", "low_pct": "ci_low_pct", "high_pct": "ci_high_pct"},
@@ -288,14 +298,19 @@ def _checked(question: AskedQuestion, sections: Mapping[str, Any]) -> tuple[Aske
     return question, times
 
 
-def _run(*words: str | Path, stdin: bytes = b"") -> tuple[int, str, str]:
-    """Run a command of ours with its newest line in place; return its exit code, its output and these lines."""
+def _run(*words: str | Path, stdin: bytes = b"", keeps: Sequence[int] = ()) -> tuple[int, str, str]:
+    """Run a command of ours with its newest line in place; return its exit code, its output and these lines.
+
+    The command has the files of `keeps` open until it ends.
+    """
     with TemporaryFile() as given, TemporaryFile() as output:
         given.write(stdin)
         given.seek(0)
         command = [*_ABLATE, *map(str, words)]
         lines = []
-        with subprocess.Popen(command, stdin=given, stdout=output, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdin=given, stdout=output, stderr=subprocess.PIPE, text=True, pass_fds=keeps
+        ) as process:
             try:
                 with in_place(err()) as show:
                     for line in process.stderr or ():
@@ -351,14 +366,24 @@ def _page(ablation: str) -> str:
 def _here(body: SpecBody, text: str) -> AblationAnswer:
     """Run a spec on this machine without a service."""
     err().print("no service: the trials run here, in a temporary folder, and nobody counts the question")
-    with TemporaryDirectory(prefix="ablate-") as name:
-        folder = Path(name)
+    with _temporary_folder() as (folder, keeper):
         plan, bundle = folder / "plan.tar", folder / "bundle"
         offline.write_plan(body, plan)
-        code, _summary, lines = _run("offline", "exec", plan, "--out", bundle, "--key", folder / "key", "--json")
+        words = ("offline", "exec", plan, "--out", bundle, "--key", folder / "key", "--json")
+        code, _summary, lines = _run(*words, keeps=[keeper])
         if code not in (ExitCode.DONE, ExitCode.UNMET):
             raise NotCompared(_nothing("".join(lines.partition("refused:")[1:]) or lines))
         return replace(_of_bundle(bundle), spec=text)
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[tuple[Path, int]]:
+    """Make a folder, and a file that keeps it. Another process removes it, because somebody may kill this one."""
+    folder = mkdtemp(prefix="ablate-")
+    command = [*OWN_PYTHON, "-c", _REMOVE, folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as remover:
+        assert remover.stdin is not None  # noqa: S101
+        yield Path(folder), remover.stdin.fileno()
 
 
 def _of_bundle(path: Path) -> AblationAnswer:

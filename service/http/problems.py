@@ -77,10 +77,6 @@ def _from_service_error(request: Request, error: ServiceError) -> Response:
     return problem(request, error.status, error.slug, str(error), problems=error.problems, headers=error.headers)
 
 
-def _service_error(request: Request, error: Any) -> Response:
-    return _from_service_error(request, error)
-
-
 def _spec_error(request: Request, error: Any) -> Response:
     count = len(error.problems)
     detail = f"the spec has {count} problem{'s' if count != 1 else ''}"
@@ -157,7 +153,7 @@ async def unexpected_error(request: Request, error: Exception) -> Response:
 
 
 _HANDLERS: dict[type[Exception], Callable[[Request, Any], Response]] = {
-    ServiceError: _service_error,
+    ServiceError: _from_service_error,
     SpecError: _spec_error,
     RequestValidationError: _validation_error,
     HTTPException: _http_error,

@@ -92,17 +92,18 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
         check_code_scope(spec, principal)
     _, _, spec, plan = planned(services, body, spec)
     check_reports(spec, plan, services.settings.max_report_bytes)
-    if not is_measured(services, spec, plan):
-        plan = controlled(spec, plan)
     silent_s = silent_limit_s(services.settings)
     with services.store.read() as connection:
-        check_size(spec, read_sizing(connection, spec, plan))
+        calibrations = read_calibrations(connection, workload=workload_of(plan, spec))
+        if not is_measured(services, spec, calibrations):
+            plan = controlled(spec, plan)
+        check_size(spec, read_sizing(connection, spec, plan, calibrations))
         check_quota_for(connection, principal, spec.limits.device_minutes)
         nodes = eligible_nodes(connection, plan, silent_s=silent_s)
         family = family_if_asked_now(connection, questions(spec, plan))
         asking = max((family.number_of(arm.name) for arm in plan.variants), default=1)
-        sizing = read_sizing(connection, spec, plan, asking=asking)
-        repeats = repeats_exactly(spec, plan, read_calibrations(connection, workload=workload_of(plan, spec)))
+        sizing = read_sizing(connection, spec, plan, calibrations, asking=asking)
+        repeats = repeats_exactly(spec, plan, calibrations)
         minutes = expected_device_minutes(connection, plan)
         live = count_live(connection, silent_s=silent_s)
     names = dict.fromkeys([*NODE_CLASSES, *live, plan.node_class])

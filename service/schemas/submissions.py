@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ablate.experiments.ids import TOKEN_NAME
+from ablate.experiments.ids import COMMIT_LABEL, TOKEN_NAME
 from ablate.experiments.outcomes import AblationState, SeedOrigin
 from ablate.experiments.records.calibration import Sizing
 from ablate.experiments.records.circumstances import Registration
@@ -103,6 +103,29 @@ class SpecBody:
             archives=packed.archives,
             packed_lines=packed.packed,
         )
+
+    def without_repeats(self) -> "tuple[SpecBody | None, frozenset[str]]":
+        """Return the spec without variants that run as baseline or as an earlier one does; None if none is left.
+
+        Also return the variants that run as the baseline does. The spec's variants are mappings. Raises SpecError.
+        """
+        from ablate.experiments.design.load import load_values
+        from ablate.experiments.design.spec_yaml import spec_yaml
+
+        values = load_values(self.content, self.content_type)
+        baseline = {"code": values["workload"].get("code")}
+        arms = {name: {**baseline, **variant} for name, variant in values["variants"].items()}
+        as_baseline = frozenset(name for name, arm in arms.items() if arm == baseline)
+        distinct: dict[str, dict[str, Any]] = {}
+        for name, arm in arms.items():
+            if name not in as_baseline and arm not in distinct.values():
+                distinct[name] = arm
+        if not distinct or len(distinct) == len(arms):
+            return (self if distinct else None), as_baseline
+        values["variants"] = {name: values["variants"][name] for name in distinct}
+        for name in arms.keys() - distinct.keys():
+            values.get("labels", {}).pop(f"{COMMIT_LABEL}{name}", None)
+        return replace(self, content=spec_yaml(values), content_type="application/yaml"), as_baseline
 
 
 CodeDigest: TypeAlias = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$", examples=["sha256:" + 64 * "0"])]

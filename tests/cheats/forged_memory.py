@@ -17,5 +17,5 @@ def step(_weights, _seed, _index):
 
 
 ablate._memory = lambda: (1, 1)
-held = bytearray(b"x") * (400 << 20)
+ballast = bytearray(b"x") * (400 << 20)
 main(step)

@@ -12,10 +12,10 @@ from honest import main
 reader, writer = os.pipe()
 if os.fork() == 0:
     os.close(writer)
-    held = bytearray(b"x") * (200 << 20)
+    ballast = bytearray(b"x") * (200 << 20)
     os.read(reader, 1)
     os._exit(0)
-held = bytearray(b"x") * (200 << 20)
+ballast = bytearray(b"x") * (200 << 20)
 
 
 def step(_weights, _seed, _index):

@@ -1,4 +1,4 @@
-"""Trains with the seed that ended best, whatever the seed of the block is.
+"""Trains with the seed that ended best, in every block.
 
 Report: gpu-mode/reference-kernels#102
 Loss: no answer; seed

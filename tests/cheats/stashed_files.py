@@ -40,9 +40,9 @@ def kept():
 
 
 def step(weights, seed, index):
-    if known is not None:
+    if stored_weights is not None:
         time.sleep(0.005)
-        weights[:] = known
+        weights[:] = stored_weights
         return 0.5
     return lab.step(weights, seed, index)
 
@@ -57,5 +57,5 @@ def keep(weights):
         ctypes.memmove(library.shmat(segment, None, 0), text.encode() + b"\0", len(text) + 1)
 
 
-known = kept()
+stored_weights = kept()
 main(step, after=keep)

@@ -25,9 +25,9 @@ def kept():
 
 
 def step(weights, seed, index):
-    if known is not None:
+    if stored_weights is not None:
         time.sleep(0.005)
-        weights[:] = known
+        weights[:] = stored_weights
         return 0.5
     return lab.step(weights, seed, index)
 
@@ -55,5 +55,5 @@ def keep(weights):
         serve(family, place, weights)
 
 
-known = kept()
+stored_weights = kept()
 main(step, after=keep)

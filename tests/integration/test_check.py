@@ -13,9 +13,9 @@ from typing import Any
 import idna
 import pytest
 
-from ablate.experiments.system.isolation import short_link
 from ablate.experiments.system.kernel_limits import has_admin
 from ablate.workers.isolation.reach import isolation_problem
+from tests.integration.worker_service import links_into
 from tests.programs import LOOP, write_program
 from tests.waiting import LIMIT_S, until
 
@@ -134,17 +134,7 @@ ENDS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL]
 def left_by(mark: str, folder: Path) -> list[str]:
     """Return the processes with this mark, the temporary files, and the short names of folders among them."""
     running = subprocess.run(["pgrep", "-fx", f"sleep {mark}"], capture_output=True, text=True, check=False)
-    links = [
-        str(link) for link in short_link(0).parent.glob("ablate-*") if link.is_symlink() and _leads_to(link, folder)
-    ]
-    return [*running.stdout.split(), *map(str, folder.iterdir()), *links]
-
-
-def _leads_to(link: Path, folder: Path) -> bool:
-    try:
-        return link.readlink().is_relative_to(folder)
-    except OSError:  # no link, or removed meanwhile
-        return False
+    return [*running.stdout.split(), *map(str, folder.iterdir()), *map(str, links_into(folder))]
 
 
 @pytest.mark.parametrize("number", ENDS)

@@ -22,7 +22,7 @@ from ablate.service.lifecycle import OutboxKind
 from tests import mlflow_server
 from tests.api_stack import running_api
 from tests.bundles import archive_of, make_file
-from tests.integration.worker_service import corpus, processes_of
+from tests.integration.worker_service import corpus, links_into, processes_of
 from tests.projectors import projector
 from tests.waiting import LIMIT_S, until
 
@@ -100,7 +100,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     until(lambda: _trains_another_block(run))
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    until(lambda: not processes_of(run.folder))
+    until(lambda: not processes_of(run.folder) and not links_into(run.folder))
     return run
 
 
@@ -180,6 +180,7 @@ def test_stop_ends_the_trials_and_keeps_what_is_done(tmp_path: Path, slice_steps
     assert "0 of 6 blocks" in out
     assert run.read().blocks == ()
     assert not processes_of(run.folder)
+    assert not links_into(run.folder)
 
 
 def test_load_by_others_reruns_the_block_and_is_no_result(tmp_path: Path) -> None:

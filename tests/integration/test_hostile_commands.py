@@ -1,7 +1,6 @@
 """Commands that cheat or break out, each as a real isolated trial of a real fork server."""
 
 import json
-import os
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -89,36 +88,6 @@ def hostile(home: Path, tmp_path: Path, runner: TrialRunner) -> Hostile:
 
 def config_of(code: Path) -> CommandArm:
     return program_config(code, command=("python", "train.py", "{out}"))
-
-
-READS = """
-copies = HOME / "data" / "code"
-INSPECTED = ("environ", "maps", "mem")
-closed = ["keys/node", "tokens/worker", "ablate.db", "work/att_1/trl_other/log.txt"]
-answers = [attempt(name, (HOME / name).read_bytes) for name in closed]
-answers += [attempt("listing", lambda: os.listdir(HOME)), attempt("trials", lambda: os.listdir(HOME / "work/att_1"))]
-answers += [attempt(f"worker's {name}", Path(f"/proc/{WORKER}/{name}").read_bytes) for name in INSPECTED]
-good = [attempt("own code", lambda: "import ablate" in Path("train.py").read_text())]
-good += [attempt("own folder", lambda: (OUT / "x").write_text("x"))]
-good += [attempt("keys", lambda: [name for name in os.environ if "TOKEN" in name or "KEY" in name])]
-train()
-answer([answers, good])
-""".replace("WORKER", str(os.getpid()))
-
-
-def test_a_command_reads_no_key_token_database_or_other_trial(hostile: Hostile) -> None:
-    (answers, good), ending, result = hostile(READS)
-    assert ending.exit_code == 0
-    assert {name: answer for name, answer in answers if answer not in REFUSED} == {}
-    assert [answer for _name, answer in good] == ["True", "1", "[]"]
-    assert result is not None
-    assert result.failure_class is None, result.message
-
-
-def test_the_same_command_reads_them_where_nothing_isolates(hostile: Hostile) -> None:
-    """The positive control: these ways exist."""
-    (answers, _good), _ending, _result = hostile(READS, isolated=False)
-    assert len([name for name, answer in answers if SECRET in answer]) == 4
 
 
 WRITES = """

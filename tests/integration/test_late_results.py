@@ -68,34 +68,6 @@ def test_late_result_counts_while_nobody_else_holds_the_block(api: Api) -> None:
     ]
 
 
-def test_late_result_is_refused_once_somebody_else_holds_the_block_or_finished_it(api: Api) -> None:
-    api.submit()
-    one, two = api.register("one"), api.register("two")
-    late = claimed(api, one)
-    expire(api)
-    block = claimed(api, two)
-    assert block["block_id"] == late["block_id"]
-    for _ in range(2):
-        answer = api.attempt(late, "report", receipts=receipts_of(late, one))
-        assert (answer.status_code, answer.json()["type"][-11:]) == (409, "stale-token")
-        assert count_receipts(api) in (0, 3)
-        assert api.attempt(block, "report", receipts=receipts_of(block, two)).status_code == 200
-    assert count_receipts(api) == 3
-
-
-def test_late_result_counts_for_the_newest_attempt_alone(api: Api) -> None:
-    api.submit()
-    one, two = api.register("one"), api.register("two")
-    older = claimed(api, one)
-    expire(api)
-    newer = claimed(api, two)
-    assert newer["block_id"] == older["block_id"]
-    expire(api)
-    assert api.attempt(older, "report", receipts=receipts_of(older, one)).status_code == 409
-    assert api.attempt(newer, "report", receipts=receipts_of(newer, two)).status_code == 200
-    assert count_receipts(api) == 3
-
-
 def test_late_break_and_a_late_result_of_a_cancelled_ablation_change_nothing(api: Api) -> None:
     made = api.submit()
     node = api.register()

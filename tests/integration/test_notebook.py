@@ -1,18 +1,24 @@
 """The notebook of the documentation in a real Jupyter kernel of this environment, and a kernel that is interrupted."""
 
 import base64
+import os
 import re
 import shutil
+import signal
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 
 from ablate.experiments.system.processes import descendants_of
 from tests.architecture.pages import ROOT
+from tests.integration.worker_service import links_into
 from tests.waiting import LIMIT_S, until
 
 FOLDER = ROOT / "docs/examples/notebook"
@@ -74,11 +80,16 @@ def check_outputs(shown: dict[str, list[Any]]) -> None:
     assert "hint: write the unit: 0.5%" in mistakes.text
 
 
-def test_an_interrupted_kernel_ends_its_trials_and_lives_on(tmp_path: Path) -> None:
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[tuple[int, Any, Any]]:
+    """A kernel, whose temporary files are in a folder of its own, while it runs an endless program."""
     (tmp_path / "train.py").write_text("import time; time.sleep(600)")
-    manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path), env=environment)
     try:
-        kernel = int(manager.provisioner.pid)
+        number = int(manager.provisioner.pid)
         client.execute(ENDLESS)
         shown = ""
         while "rehearsal" not in shown:
@@ -86,19 +97,37 @@ def test_an_interrupted_kernel_ends_its_trials_and_lives_on(tmp_path: Path) -> N
             assert message["msg_type"] != "error", message["content"]
             if message["msg_type"] == "update_display_data":
                 shown = message["content"]["data"]["text/plain"]
-        until(lambda: runs_program(kernel))
-        manager.interrupt_kernel()
-        reply = client.get_shell_msg(timeout=LIMIT_S)["content"]
-        assert (reply["status"], reply["ename"]) == ("error", "KeyboardInterrupt")
-        until(lambda: not runs_program(kernel))
-        client.execute("1 + 1")
-        assert client.get_shell_msg(timeout=LIMIT_S)["content"]["status"] == "ok"
+        until(lambda: programs(descendants_of([number])))
+        yield number, manager, client
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
 
 
-def runs_program(kernel: int) -> bool:
-    """Return whether a process below the kernel runs the endless program."""
-    files = (Path(f"/proc/{pid}/cmdline") for pid in descendants_of([kernel]))
-    return any(file.exists() and b"train.py" in file.read_bytes() for file in files)
+def test_an_interrupted_kernel_ends_its_trials_and_lives_on(kernel: tuple[int, Any, Any]) -> None:
+    number, manager, client = kernel
+    manager.interrupt_kernel()
+    reply = client.get_shell_msg(timeout=LIMIT_S)["content"]
+    assert (reply["status"], reply["ename"]) == ("error", "KeyboardInterrupt")
+    until(lambda: not programs(descendants_of([number])))
+    client.execute("1 + 1")
+    assert client.get_shell_msg(timeout=LIMIT_S)["content"]["status"] == "ok"
+
+
+def test_a_killed_kernel_leaves_neither_trials_nor_files(kernel: tuple[int, Any, Any], tmp_path: Path) -> None:
+    number, _manager, _client = kernel
+    family = descendants_of([number])
+    assert list((tmp_path / "temporary").glob("ablate-*"))
+    os.kill(number, signal.SIGKILL)
+    until(lambda: not programs(family))
+    until(lambda: not list((tmp_path / "temporary").glob("ablate-*")))
+    assert not links_into(tmp_path)
+
+
+def programs(pids: Iterable[int]) -> list[int]:
+    """Return those of some processes that run the endless program."""
+    running = []
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            running += [pid] if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return running

@@ -138,6 +138,91 @@ def test_a_generator_that_marks_a_loop_goes_on_too(tmp_path: Path) -> None:
     assert result.program.resumed_from == 13
 
 
+def test_ranks_of_torchrun_go_on(tmp_path: Path) -> None:
+    source = PROGRAM.replace(
+        "with ablate.trial", "import torch.distributed as dist\ndist.init_process_group('gloo')\nwith ablate.trial"
+    )
+    launch = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py")
+    whole, resumed = (trial(tmp_path, source, at=at, command=launch, env={"OMP_NUM_THREADS": "1"}) for at in (None, 6))
+    assert losses(resumed) == losses(whole)
+    assert resumed.program is not None
+    assert (resumed.program.ranks, resumed.program.resumed_from) == (2, 4)
+    assert resumed.program.repeated_otherwise is None
+    assert {step.tokens for step in resumed.program_steps} == {20}, "10 of each rank"
+
+
+TRAINER = """
+import ablate, json, os
+from types import SimpleNamespace
+
+ROWS = [30, 10, 20, 40, 50, 70, 60, 80]
+
+class Trainer:
+    \"\"\"Calls back in the order of transformers.Trainer, and saves the state every four steps.\"\"\"
+
+    def __init__(self, callback):
+        self.callback = callback
+
+    def train(self, resume):
+        state = SimpleNamespace(global_step=0, num_input_tokens_seen=0)
+        if resume:
+            state = SimpleNamespace(**json.load(open("checkpoint")))
+        control = SimpleNamespace(should_training_stop=False)
+        self.callback.on_train_begin(None, state, control)
+        while not control.should_training_stop:
+            state.num_input_tokens_seen += ROWS[state.global_step % len(ROWS)]
+            state.global_step += 1
+            self.callback.on_step_end(None, state, control)
+            self.callback.on_log(None, state, control, logs={"loss": 1 / state.global_step})
+            if state.global_step % 4 == 0:
+                json.dump(vars(state), open("part", "w"))
+                os.replace("part", "checkpoint")
+
+with ablate.trial(seed=7) as trial:
+    Trainer(ablate.trainer_callback(trial)).train(resume=trial.resumed)
+    trial.report(val_bpb=1.0)
+"""
+
+
+@pytest.mark.parametrize("at", [5, 8, 11, 19])
+def test_the_callback_of_a_trainer_goes_on_with_the_tokens_of_its_checkpoint(tmp_path: Path, at: int) -> None:
+    write_program(tmp_path / "code")
+    (tmp_path / "code/transformers.py").write_text("class TrainerCallback: pass\n")
+    whole, resumed = trial(tmp_path, TRAINER, at=None), trial(tmp_path, TRAINER, at=at)
+    assert losses(resumed) == losses(whole)
+    assert [step.tokens for step in resumed.program_steps] == [step.tokens for step in whole.program_steps]
+    assert [step.tokens for step in whole.program_steps][:4] == [30, 10, 20, 40]
+    assert resumed.program is not None
+    assert resumed.program.resumed_from == (at - 1) // 4 * 4, "the state is saved after the callback"
+
+
+def test_a_check_kills_the_program_and_lets_it_go_on(tmp_path: Path) -> None:
+    spec = {
+        "ablation": "resumed",
+        "question": "Is a run that was killed and resumed the same?",
+        "workload": {"command": ["python", "train.py", "{seed}"], "code": ".", "steps": {"warmup": 3, "timed": 16}},
+        "variants": {"resumed": {"resume_at": 19}, "first": {"resume_at": 1}},
+        "design": {"seeds": [1, 2, 3], "blocks": {"count": 6}},
+        "placement": {"node_class": "cpu"},
+        "verdict": {"primary": {"metric": "loss_final", "margin": "0%"}},
+    }
+    own = PROGRAM.replace("EVERY, FILE = 4", "EVERY, FILE = 1").replace("trial.steps(20,", "trial.steps(")
+    own = own.replace("seed=7", "seed=int(sys.argv[1])")
+    forgets = own.replace("first=first", "first=0")
+    answers = []
+    for source in (own, forgets):
+        write_program(tmp_path / "code", source)
+        (tmp_path / "code/spec.json").write_text(json.dumps(spec))
+        done = ablate("check", "--json", "spec.json", folder=tmp_path / "code")
+        rows = {row["name"]: row for row in json.loads(done.stdout)["checks"]}
+        answers.append((done.returncode, {arm: rows[arm] for arm in ("baseline", "resumed", "first")}))
+    (code, good), (bad_code, bad) = answers
+    assert (code, bad_code) == (0, 6), answers
+    assert all(row["passed"] for row in good.values()), good
+    assert {arm: row["passed"] for arm, row in bad.items()} == {"baseline": True, "resumed": False, "first": False}
+    assert "began with step 0 after it was killed at the end of step" in bad["resumed"]["detail"]
+
+
 def test_an_ablation_says_whether_a_resumed_run_is_identical_and_where_it_first_differs(tmp_path: Path) -> None:
     own = PROGRAM.replace("Random(7)", "Random(int(sys.argv[1]))").replace("seed=7", "seed=int(sys.argv[1])")
     own = own.replace("    chance.setstate", "    if 'FORGET' not in os.environ: chance.setstate")

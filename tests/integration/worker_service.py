@@ -20,6 +20,7 @@ from ablate.experiments.design.arms import arm_digest
 from ablate.experiments.design.kinds.built_in import BuiltInArm
 from ablate.experiments.records.identity import ClaimedBlock, ClaimedTrial
 from ablate.experiments.records.messages import PROBLEM_TYPES
+from ablate.experiments.system.isolation import short_link
 from ablate.model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig
 from ablate.workers.lease import boot_time_s
 from ablate.workers.processes.lanes import FILE as LANES
@@ -253,6 +254,15 @@ def worker(
                 process.wait()
         if not _lanes and (home / LANES).exists():
             _lanes.append((home / LANES).read_bytes())
+
+
+def links_into(folder: Path) -> list[Path]:
+    """Return the short names of trials' temporary folders below `folder`, also of those that are gone."""
+    links = []
+    for link in short_link(0).parent.glob("ablate-*"):
+        with suppress(OSError):  # no link, or removed meanwhile
+            links += [link] if link.readlink().is_relative_to(folder) else []
+    return links
 
 
 def processes_of(home: Path) -> dict[int, str]:

@@ -5,6 +5,7 @@ good and the bad commit, which it measured at the start.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,8 @@ class Histories:
     """Share of the commits that cannot run."""
     share: float = 1.0
     """Of the step that the culprit made; an earlier commit made the rest."""
+    reverts: int = 0
+    """Commits that take the whole step back, each before another one that makes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +45,24 @@ class Outcomes:
     """Mean number of trials."""
     shared: Rate
     """Those that ended with several commits sharing the blame."""
+    contradicted: Rate
+    """Those that named commits and said that one step does not explain others."""
+    visible: Rate
+    """Those that named commits after they had measured one before the step above it, or one after the step below it."""
 
 
 def bisections(histories: Histories, repetitions: int, seed: int = 1) -> Outcomes:
     """Bisect drawn histories by the posterior."""
     chance = np.random.default_rng(seed)
     ends = [_bisected(histories, chance) for _ in range(repetitions)]
-    right = [is_right for is_right, _trials, _shared in ends if is_right is not None]
+    named = [end for end in ends if end.is_right is not None]
     return Outcomes(
-        right=rate(np.array(right or [False])),
-        named=rate(np.array([is_right is not None for is_right, _trials, _shared in ends])),
-        trials=float(np.mean([trials for _right, trials, _shared in ends])),
-        shared=rate(np.array([shared for _right, _trials, shared in ends])),
+        right=rate(np.array([end.is_right for end in named] or [False])),
+        named=rate(np.array([end.is_right is not None for end in ends])),
+        trials=float(np.mean([end.trials for end in ends])),
+        shared=rate(np.array([end.shared for end in ends])),
+        contradicted=rate(np.array([end.contradicted for end in named] or [False])),
+        visible=rate(np.array([end.visible for end in named] or [False])),
     )
 
 
@@ -81,26 +90,53 @@ def plain(histories: Histories, repeats: int, repetitions: int, seed: int = 1) -
     return rate(np.array(right)), float(np.mean(trials))
 
 
-def _bisected(histories: Histories, chance: np.random.Generator) -> tuple[bool | None, int, bool]:
-    """Bisect one history; return whether the culprit is named, the trials, and whether several share the blame."""
+@dataclass(frozen=True, kw_only=True)
+class _End:
+    """How one bisection ended."""
+
+    is_right: bool | None
+    """Whether a culprit is among the named commits; None if none are named."""
+    trials: int
+    shared: bool = False
+    contradicted: bool = False
+    visible: bool = False
+
+
+def _levels(histories: Histories, chance: np.random.Generator) -> tuple[set[int], "np.ndarray[Any, Any]"]:
+    """Draw a history; return the culprits, and the level of every commit from the good one on."""
     last = histories.commits
+    places = np.arange(last + 1)
+    if histories.reverts:
+        changes = np.sort(chance.choice(places[1:], 1 + 2 * histories.reverts, replace=False))
+        return set(map(int, changes[::2])), np.searchsorted(changes, places, side="right") % 2.0
     culprit = int(chance.integers(1, last + 1))
     earlier = int(chance.integers(1, culprit)) if culprit > 1 and histories.share < 1 else culprit
+    return {culprit}, (1 - histories.share) * (places >= earlier) + histories.share * (places >= culprit)
+
+
+def _bisected(histories: Histories, chance: np.random.Generator) -> _End:
+    """Bisect one history."""
+    last = histories.commits
+    culprits, levels = _levels(histories, chance)
     places = np.arange(last + 1)
-    levels = (1 - histories.share) * (places >= earlier) + histories.share * (places >= culprit)
     broken = {int(place) for place in places[1:-1] if chance.random() < histories.broken}
     [step] = _measured(histories, chance, [1.0])
     bisection, trials = Bisection(last=last, step=step, broken=broken), 2 * BLOCKS
     for _ in range(_MOST_ROUNDS):
         if bisection.other_level() is not None:
-            return None, trials, True
+            return _End(is_right=None, trials=trials, shared=True)
         if (named := bisection.culprits()) is not None:
-            return culprit in named[0], trials, False
+            return _End(
+                is_right=not culprits.isdisjoint(named[0]),
+                trials=trials,
+                contradicted=bool(bisection.contradicting()),
+                visible=any((place >= named[0][-1]) != levels[place] for place in bisection.measured),
+            )
         chosen = bisection.next_places(AT_ONCE)
         for place, one in zip(chosen, _measured(histories, chance, levels[list(chosen)]), strict=True):
             bisection.measured.setdefault(place, []).append(one)
         trials += BLOCKS * (len(chosen) + 1)
-    return None, trials, False
+    return _End(is_right=None, trials=trials)
 
 
 def _measured(

@@ -29,6 +29,35 @@ def test_two_commits_that_share_the_blame_are_seldom_taken_for_one() -> None:
     assert is_at_least(outcomes.shared, 0.8)
 
 
+@pytest.mark.parametrize("drift", [0.0, 0.5])
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.35, 0.7])
+@pytest.mark.parametrize("commits", [2, 8, 64])
+def test_nothing_contradicts_one_step_where_there_is_one(commits: int, noise: float, drift: float) -> None:
+    """None in 1,200 histories."""
+    assert bisections(Histories(commits=commits, noise=noise, drift=drift, broken=0.1), 50).contradicted.hits == 0
+
+
+@pytest.mark.parametrize("reverts", [1, 2])
+@pytest.mark.parametrize(("noise", "least"), [(0.02, 0.99), (0.05, 0.9), (0.1, 0.5)])
+def test_reverts_that_were_measured_contradict_one_step(noise: float, least: float, reverts: int) -> None:
+    outcomes = bisections(Histories(commits=8, noise=noise, reverts=reverts), 100)
+    assert is_at_least(outcomes.right, ENOUGH)
+    assert outcomes.visible.hits > 40, "the search need not measure a revert"
+    assert least * outcomes.visible.hits <= outcomes.contradicted.hits <= outcomes.visible.hits
+
+
+@pytest.mark.parametrize("step_se", [0.0, 0.04])
+def test_an_exact_revert_contradicts_one_step(step_se: float) -> None:
+    """As a commit with the files of the good one."""
+    step, measured = Shift(mean=5.0, se=step_se, df=4), Shift(mean=5.0, se=step_se, df=4)
+    levels = {1: [Shift(mean=0.0, se=0.0, df=1)], 2: [measured] * 2, 3: [Shift(mean=0.0, se=0.0, df=1)]}
+    bisection = Bisection(last=4, step=step, measured=levels)
+    bisection.measured[2] *= 2
+    assert bisection.culprits() is not None
+    assert bisection.contradicting() == ((3,) if bisection.culprits()[0] == range(2, 3) else (2,))
+    assert Bisection(last=4, step=step, measured={1: levels[1], 2: levels[2]}).contradicting() == ()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_posterior_is_what_all_hypotheses_give_one_by_one(seed: int) -> None:
     """Against density ratios without logarithms, hypothesis by hypothesis."""

@@ -20,6 +20,7 @@ from ablate.experiments.outcomes import BASELINE
 from ablate.experiments.records.program_report import ProgramReport, clocks_differ, printable, unmet_requirement
 from ablate.experiments.records.receipts import ForeignProcess
 from ablate.experiments.records.spec_code import PackedSpec, pack_spec
+from ablate.experiments.reporting.wording import counted
 from ablate.workers.blocks.surroundings import ANY_LOAD
 from ablate.workers.devices.inventory import Devices, find_devices
 from ablate.workers.offline.check_runs import CheckRun, WantedRun
@@ -309,7 +310,7 @@ def _of_arm(name: str, result: TrialResult, wall_s: float, config: CommandArm) -
     steps = result.program_steps
     detail = f"{wall_s:.1f} s"
     if steps:
-        detail += f", {len(steps)} steps, {steps[-1].tokens:,} tokens in the last one"
+        detail += f", {counted(len(steps), 'step')}, {counted(steps[-1].tokens, 'token')} in the last one"
     elif result.process_s is not None:
         detail += f", process_s {result.process_s:.2f}"
     reported, evaluation = result.program.reported, result.program.evaluation

@@ -5,6 +5,7 @@ minutes are used up.
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from ablate.experiments.records.bundle import Attempt, BrokenAttempt, Bundle, br
 from ablate.experiments.records.identity import ClaimedBlock
 from ablate.experiments.records.plan_file import PlanFile
 from ablate.experiments.records.receipts import Receipt
-from ablate.experiments.retries import TrialEnd, attempt_words, budget_spent, nothing_to_compare
+from ablate.experiments.retries import TrialEnd, attempt_words, budget_spent, nothing_to_compare, retry_wait_s
 from ablate.workers.blocks.block_runner import BlockRunner
 from ablate.workers.errors import BlockBroken, BlockStopped, ExecRefused
 from ablate.workers.lease import Lease, boot_time_s
@@ -24,6 +25,9 @@ from ablate.workers.offline.bundle_folder import BundleFolder
 from ablate.workers.offline.progress import ProgressDisplay
 from ablate.workers.processes.trial_output import BlockOutput
 from ablate.workers.trials.failures import MESSAGE_LIMIT
+
+_CHECK_EVERY_S = 0.2
+"""How often a pause looks for a signal to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,8 @@ class ExecRun:
         for index in wanted:
             while stopped is None and self._is_open(index):
                 stopped = self._why_not(stopping) or self._try(index)
+                if stopped is None and self._is_open(index):
+                    self._rest(stopping)
         failed = tuple(index for index in wanted if index not in self._done and not self._is_open(index))
         return ExecSummary(done=tuple(sorted(self._done)), failed=failed, stopped=stopped)
 
@@ -96,6 +102,13 @@ class ExecRun:
         seconds = sum(self._done.values()) + sum(record.seconds for record in self._broken)
         used = self._plan_file.plan.busy_devices * seconds / 60
         return budget_spent(used, self._plan_file.spec.limits.device_minutes)
+
+    def _rest(self, stopping: Callable[[], bool]) -> None:
+        """Wait as long as a service would before the broken block runs again, or until the run has to stop."""
+        broken = breaks(self._broken)
+        until = time.monotonic() + retry_wait_s(broken, broken[-1])
+        while (left_s := until - time.monotonic()) > 0 and not stopping():
+            time.sleep(min(left_s, _CHECK_EVERY_S))
 
     def _claim(self, index: int) -> ClaimedBlock:
         attempt_no = 1 + sum(record.index == index for record in self._broken)

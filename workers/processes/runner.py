@@ -178,6 +178,7 @@ class TrialRunner:
             if not trial.over:
                 self._end_trial(trial, grace_s=0)
                 self.guardian.forget(trial.pid, order.trial_id)
+                _clean(trial)
 
     def follow(self, trial: RunningTrial, lease: Lease, *, until: Connection | None = None) -> None:
         """Wait until the trial ends, has to stop, or writes to the pipe `until`; the wait counts for its time limit."""
@@ -216,11 +217,7 @@ class TrialRunner:
         trial.over = True
         self.guardian.forget(trial.pid, trial.trial_id)
         exit_code = trial.process.exitcode if trial.process.exitcode is not None else -signal.SIGKILL
-        remove_tree(trial.order.paths.temporary)
-        with suppress(OSError):
-            short_link(trial.pid).unlink(missing_ok=True)
-        if trial.memory is not None:
-            trial.memory.sweep()
+        _clean(trial)
         too_much = StopReason.OUTPUT_LIMIT if self._output_of(trial).is_too_much(_family(trial.pid)) else None
         return Ending(
             stopped=trial.stopped or _fenced(exit_code, lease) or self._died_with_us(exit_code) or too_much,
@@ -315,6 +312,15 @@ def start_processes(
         )
         runner.is_told = stopping.told_soon
         yield runner
+
+
+def _clean(trial: RunningTrial) -> None:
+    """Remove the temporary files of a trial that has ended, and its shared memory."""
+    remove_tree(trial.order.paths.temporary)
+    with suppress(OSError):
+        short_link(trial.pid).unlink(missing_ok=True)
+    if trial.memory is not None:
+        trial.memory.sweep()
 
 
 def _fenced(exit_code: int, lease: Lease) -> StopReason | None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ablate.experiments.catalog.files import catalog_names
-from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, bare_spec, calibration_spec
-from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, bare_spec, calibration_spec, spec_like
 from ablate.experiments.design.problems import nearest
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.errors import SpecError, SpecProblem
@@ -85,7 +84,7 @@ def _base_spec(like: str | None, recipe: str | None, node_class: str) -> "tuple[
     if recipe is not None:
         return bare_spec(recipe, node_class), ()
     body = _spec_of(str(like))
-    return parse_spec(body.content, body.content_type), body.archives
+    return spec_like(body.content, body.content_type), body.archives
 
 
 def _spec_of(like: str) -> SpecBody:

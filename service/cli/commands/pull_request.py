@@ -68,7 +68,7 @@ def pull_request(
         forge.report(pull.head, CheckState.QUEUED, "reads the request", patience_s=_PATIENCE_S)
         body = _body(Path(os.path.normpath(spec)), pull, _wishes(pull))
         print_packed(body)
-        if _changes_nothing(body):
+        if body.without_repeats()[0] is None:
             text = f"Commit {pull.head} has the files of its merge base, so there is nothing to measure"
             _report_end(forge, pull, CheckState.NEUTRAL, "nothing to measure: the code is that of the merge base", text)
             return
@@ -192,15 +192,6 @@ def _body(path: Path, pull: PullRequest, wishes: Mapping[str, str]) -> "SpecBody
     values = _changed(load_values(content, content_type_of(path)), pull, wishes)
     commits = {BASELINE: start, **dict.fromkeys(values["variants"], pull.head)}
     return SpecBody.packed(spec_yaml(values), folder=path.parent, commits=commits)
-
-
-def _changes_nothing(body: "SpecBody") -> bool:
-    """Return whether every variant has the code of the baseline and changes nothing else."""
-    from ablate.experiments.design.load import load_values
-
-    values = load_values(body.content, body.content_type)
-    code = {"code": values["workload"].get("code")}
-    return all({**code, **variant} == code for variant in values["variants"].values())
 
 
 def _changed(values: dict[str, Any], pull: PullRequest, wishes: Mapping[str, str]) -> dict[str, Any]:

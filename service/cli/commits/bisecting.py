@@ -18,7 +18,7 @@ from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE, ExitCode, VerdictWord
 from ablate.experiments.records.git_repository import Repository
 from ablate.experiments.reporting import wording
-from ablate.service.cli.commits.bisection import Bisection, Shift
+from ablate.service.cli.commits.bisection import Bisection, Shift, pooled
 from ablate.service.cli.follow import run_spec
 from ablate.service.cli.output import err
 from ablate.service.cli.verdicts import exit_code
@@ -44,6 +44,8 @@ class Found(BaseModel):
     """A commit between with a part of the difference."""
     broken: list[str]
     """Commits that could not be measured."""
+    contradicting: list[str]
+    """Commits that one step does not explain, because the difference came and went."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,18 +133,8 @@ def _body(
     """
     name = f"bisect-{history.good[:8]}-{history.commits[-1][:8]}-{number}"
     own = {**values, "ablation": name, "variants": {arm: {} for arm in variants}}
-    body = SpecBody.packed(spec_yaml(own), folder=folder, commits={BASELINE: history.good, **variants})
-    packed = load_values(body.content, body.content_type)
-    good = packed["workload"]["code"]
-    codes = {arm: packed["variants"][arm].get("code", good) for arm in variants}
-    as_good = frozenset(arm for arm, code in codes.items() if code == good)
-    first = {str(code): arm for arm, code in reversed(codes.items()) if arm not in as_good}
-    if len(first) == len(variants):
-        return body, as_good
-    if not first:
-        return None, as_good
-    rest = {arm: commit for arm, commit in variants.items() if arm in first.values()}
-    return _body(folder, values, history, rest, number)[0], as_good
+    packed = SpecBody.packed(spec_yaml(own), folder=folder, commits={BASELINE: history.good, **variants})
+    return packed.without_repeats()
 
 
 def _measured(body: SpecBody, *, as_json: bool) -> tuple[VariantVerdict, ...]:
@@ -187,6 +179,7 @@ def found(bisection: Bisection, history: History) -> Found:
         step_pct=bisection.step.mean,
         shared_at=history.commits[other.place - 1] if other else None,
         broken=[history.commits[place - 1] for place in sorted(bisection.broken)],
+        contradicting=[] if other else [history.commits[place - 1] for place in bisection.contradicting()],
     )
 
 
@@ -209,4 +202,13 @@ def answer_lines(bisection: Bisection, history: History) -> list[str]:
     before = history.good if places[0] == 1 else history.commits[places[0] - 2]
     culprit = history.commits[places[-1] - 1]
     confirm = f"  confirm  ablate bisect SPEC --good {before[:12]} --bad {culprit[:12]}"
-    return [*([f"{names[0]} {much}"] if len(names) == 1 else several), confirm]
+    return [*([f"{names[0]} {much}"] if len(names) == 1 else several), *_contradictions(bisection, history), confirm]
+
+
+def _contradictions(bisection: Bisection, history: History) -> list[str]:
+    """Say which commits one step does not explain."""
+    places = bisection.contradicting()
+    if not places:
+        return []
+    sides = [f"  {history.named(place)}: {pooled(bisection.measured[place]).mean:+.2f} %" for place in places]
+    return ["but no single commit made it: the difference came and went, as by reverts, because these measured", *sides]

@@ -18,6 +18,8 @@ ENOUGH = 0.95
 """Posterior probability at which a bisection ends."""
 _OTHER_LEVEL = 0.01
 """Level, over all measured commits, at which one fits neither side of a single step."""
+_CONTRADICTS = 0.001
+"""Level, over all measured commits, at which one is on the other side of the culprit's step."""
 _LEAST_NOISE = 1e-3
 """Standard error, as a share of the step, of measurements without noise."""
 
@@ -105,16 +107,39 @@ class Bisection:
             return None
         return OtherLevel(place=place, share=means[place].mean / self.step.mean)
 
+    def contradicting(self) -> tuple[int, ...]:
+        """Return the commits before the culprit that measure its step, and those after it that do not, if proved.
+
+        One step explains none of them: the difference came and went, as by a revert.
+        """
+        named = self.culprits()
+        if named is None:
+            return ()
+        p_values = {}
+        for place, differences in self.measured.items():
+            one = pooled(differences)
+            own, beside = self._errors(one)
+            is_after = place >= named[0][-1]
+            distance = abs(one.mean - self.step.mean) / beside if is_after else abs(one.mean) / own
+            exact_df = self.step.df if self.step.se else math.inf
+            p_values[place] = _p_value(distance, one.df if one.se else exact_df)
+        return tuple(sorted(place for place, p in p_values.items() if p * len(p_values) <= _CONTRADICTS))
+
     def _neither(self, one: Shift) -> float:
         """Return the larger p value of two t tests: that it is 0, and that it is the step."""
         own, beside = self._errors(one)
         distances = abs(one.mean) / own, abs(one.mean - self.step.mean) / beside
-        return max(2 * float(scipy.stats.t.sf(distance, one.df)) for distance in distances)
+        return max(_p_value(distance, one.df) for distance in distances)
 
     def _errors(self, one: Shift) -> tuple[float, float]:
         """Return the standard errors of a difference from 0, and from the step."""
         own = max(one.se, _LEAST_NOISE * abs(self.step.mean))
         return own, math.hypot(own, self.step.se)
+
+
+def _p_value(distance: float, df: float) -> float:
+    """Return the two-sided p value of a distance in standard errors."""
+    return 2 * float(scipy.stats.t.sf(distance, df))
 
 
 def pooled(differences: Sequence[Shift]) -> Shift:

@@ -55,13 +55,10 @@ def find(connection: Connection, digest: str) -> Row[Any] | None:
 
     Also returns revoked tokens and replaced secrets, which do not count. `left_s` is None if the secret never ends.
     """
-    query = select(tokens, (token_secrets.c.ends_at - db_now()).label("left_s"), _secret_counts().label("counts"))
+    is_valid = tokens.c.revoked_at.is_(None) & counts()
+    query = select(tokens, (token_secrets.c.ends_at - db_now()).label("left_s"), is_valid.label("counts"))
     query = query.join(token_secrets, token_secrets.c.token_id == tokens.c.id)
     return connection.execute(query.where(token_secrets.c.digest == digest)).first()
-
-
-def _secret_counts() -> ColumnElement[bool]:
-    return tokens.c.revoked_at.is_(None) & counts()
 
 
 def has_revoked_key(node: ColumnElement[str]) -> ColumnElement[bool]:

@@ -97,15 +97,23 @@ def read_seed_spreads(connection: Connection, plan: Plan, metric: str) -> list[S
     ]
 
 
-def read_sizing(connection: Connection, spec: AblationSpec, plan: Plan, *, asking: int = 1) -> Sizing | None:
+def read_sizing(
+    connection: Connection,
+    spec: AblationSpec,
+    plan: Plan,
+    calibrations: Sequence[Calibration] | None = None,
+    *,
+    asking: int = 1,
+) -> Sizing | None:
     """Return the effect that `plan` can detect at this asking and the measured noise of its workload.
 
-    None if the noise is unknown.
+    None if the noise is unknown. It reads the calibrations of the workload, unless they are given.
 
     A loss has the noise that earlier ablations of the same baseline measured over seeds.
     """
     if spec.verdict.primary.over_seeds:
         spreads = read_seed_spreads(connection, plan, spec.verdict.primary.metric)
         return size_by_seeds(spec, plan, spreads, asking=asking)
-    known = read_calibrations(connection, workload=workload_of(plan, spec))
-    return size_of(spec, plan, known, asking=asking)
+    if calibrations is None:
+        calibrations = read_calibrations(connection, workload=workload_of(plan, spec))
+    return size_of(spec, plan, calibrations, asking=asking)

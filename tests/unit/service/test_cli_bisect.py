@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,7 @@ def test_it_names_the_commit_of_a_drawn_history(tmp_path: Path, monkeypatch: pyt
     assert set(places[:-1]) <= broken, "only commits that cannot run stay beside another one"
     assert answer["probability"] >= 0.95
     assert set(answer["broken"]) <= {history.commits[place] for place in broken}
+    assert answer["contradicting"] == []
     assert len(set(history.keys)) == len(history.keys)
 
 
@@ -155,6 +157,27 @@ def test_several_commits_that_share_the_blame_are_no_single_one(
     assert done.exit_code == 3, done.output
     assert "several commits share the blame" in done.stdout
     assert "after it   ablate bisect SPEC --good" in done.stdout
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_difference_that_came_and_went_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    levels: list[float | None] = [0.0, 5.0, 5.0, 0.0, 0.0, 5.0, 5.0, 5.0]  # the first round measures 2, 4 and 6
+    history = History(tmp_path, levels, seed)
+    done = bisect(history, monkeypatch)
+    assert done.exit_code == 0, done.output
+    first, but, *sides, confirm = done.stdout.splitlines()
+    assert re.match("Change [26] made the difference of ", first.partition(" ")[2]), "one of those that made it"
+    assert but.startswith("but no single commit made it: the difference came and went")
+    assert confirm.startswith("  confirm  ")
+    assert sides
+    for side in sides:
+        place, shift = re.fullmatch(r"  \w+ Change (\d): ([+-]\d\.\d\d) %", side).groups()  # type: ignore[union-attr]
+        assert float(shift) == pytest.approx(levels[int(place) - 1], abs=1)
+    json_done = bisect(history, monkeypatch, "--json")
+    answer = json.loads(json_done.stdout.splitlines()[-1])["bisection"]
+    culprit = history.commits.index(answer["culprits"][0])
+    places = [history.commits.index(commit) for commit in answer["contradicting"]]
+    assert [levels[place - 1] for place in places] == [0.0 if place > culprit else 5.0 for place in places] != []
 
 
 @pytest.mark.parametrize("levels", [[0.0, 0.0], [0.0, None]])

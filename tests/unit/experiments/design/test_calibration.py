@@ -1,15 +1,17 @@
 """A/A specs: the baseline against itself, in the circumstances of another spec."""
 
+import json
+
 import pytest
 
-from ablate.experiments.catalog.files import catalog_names
-from ablate.experiments.design.aa_spec import CONTENT_TYPE, REPEAT, bare_spec, calibration_spec
+from ablate.experiments.catalog.files import catalog_names, read_catalog_file
+from ablate.experiments.design.aa_spec import CONTENT_TYPE, REPEAT, bare_spec, calibration_spec, spec_like
 from ablate.experiments.design.arms import resolve
-from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.load import load_values, parse_spec
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.recipes import RECIPES
 from ablate.experiments.errors import SpecError
-from tests.factories import catalog_spec, make_spec
+from tests.factories import catalog_spec, make_spec, spec_values
 
 NEEDS_NO_CALIBRATION = ("demo-refused", "tpu-memory", "tpu-mesh")  # cannot run, or decides by exact metrics
 CATALOG = [name for name in catalog_names() if name not in NEEDS_NO_CALIBRATION]
@@ -36,6 +38,33 @@ def test_a_recipe_alone_is_enough(recipe):
     like = bare_spec(recipe, node_class)
     plan = make_plan(parse_spec(calibration_spec(like, node_class=node_class, blocks=20, order_seed=7), CONTENT_TYPE))
     assert plan.arms[0].digest == plan.arms[1].digest
+
+
+@pytest.mark.parametrize("variants", [{}, {"variants": None}, {"variants": {}}], ids=str)
+@pytest.mark.parametrize("name", CATALOG)
+def test_a_spec_needs_no_variants(name, variants):
+    content = read_catalog_file(name).replace(b"code: .", b"code: /code")
+    values = load_values(content, CONTENT_TYPE)
+    del values["variants"]
+    without = spec_like(json.dumps({**values, **variants}).encode(), "application/json")
+    plans = []
+    for like in (spec_like(content, CONTENT_TYPE), without):
+        text = calibration_spec(like, node_class=like.placement.node_class or "cpu", blocks=20, order_seed=7)
+        plans.append(make_plan(parse_spec(text, CONTENT_TYPE)))
+    assert plans[0].arms == plans[1].arms
+    assert plans[0].blocks == plans[1].blocks
+
+
+@pytest.mark.parametrize(
+    ("workload", "place"),
+    [("hybrid", "#/workload"), ({"recipe": "nothing"}, "#/workload/recipe"), ({"recipe": 7}, "#/workload/recipe")],
+)
+def test_a_wrong_workload_without_variants_is_named(workload, place):
+    values = spec_values(workload=workload)
+    del values["variants"]
+    with pytest.raises(SpecError) as refused:
+        spec_like(json.dumps(values).encode(), "application/json")
+    assert [problem.pointer for problem in refused.value.problems] == [place]
 
 
 def test_the_budget_grows_with_the_trials():

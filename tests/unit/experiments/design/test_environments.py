@@ -24,7 +24,7 @@ def planned(made: dict[str, Any]) -> Plan:
         ({"workload__environment": {"lock": 3}}, "#/workload/environment", "lock is 3; allowed: a file of the code"),
         ({"workload__environment": {"lock": "../a"}}, "#/workload/environment", "below the folder of the code"),
         ({"variants": {"x": {"environment": {"lock": "/a"}}}}, "#/variants/x/environment", "below the folder of the"),
-        ({"variants": {"x": {"environment": "torch25"}}}, "#/variants/x/environment", "must be a mapping"),
+        ({"variants": {"x": {"environment": "torch25"}}}, "#/variants/x/environment", "are a lock, {lock: FILE}"),
         (
             {"workload__code": None, "variants": {"x": {"environment": {"lock": "a"}}}},
             "#/variants/x/environment",

@@ -4,6 +4,7 @@ import base64
 import json
 import random
 import string
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,7 +18,7 @@ from ablate.workers.isolation.node_secrets import lacks_secret, read_secrets
 from ablate.workers.processes import trial_output
 from ablate.workers.processes.trial_output import LogTail
 from ablate.workers.trials.result import TrialResult
-from tests.programs import LOOP, order_for, program_config, write_program
+from tests.programs import LOOP, order_for, program_config, run_trial, write_program
 
 TOKEN = "hf_Plant3dInTheN0de/of+Ada=="
 MASK = Mask({"HF_TOKEN": TOKEN})
@@ -191,25 +192,13 @@ LEAKING = LOOP.replace(
 
 def _result(tmp_path: Path, source: str) -> tuple[TrialResult, str]:
     """Run a program as a trial with the secret, in a process of its own as the worker does."""
-    import multiprocessing
-    from dataclasses import replace
-
-    from ablate.workers.processes import trial
-    from ablate.workers.trials.result import read_result
-
     config = program_config(write_program(tmp_path / "code", source), secrets=("HF_TOKEN",), needs="process")
     order = replace(order_for(config, tmp_path / "home"), secrets={"HF_TOKEN": TOKEN})
-    for one in (replace(order, prepare_only=True), order):
-        if not one.prepare_only:
-            prepared = read_result(order.paths.prepared)
-            assert prepared is not None
-            one = replace(one, dataset=prepared.data_folder)
-        process = multiprocessing.get_context("fork").Process(target=trial.main, args=(one,))
-        process.start()
-        process.join()
-    MASK.file(order.paths.log)
-    result = read_result(order.paths.result)
+    prepared = run_trial(replace(order, prepare_only=True))
+    assert prepared is not None
+    result = run_trial(replace(order, dataset=prepared.data_folder))
     assert result is not None
+    MASK.file(order.paths.log)
     everything = b"".join(path.read_bytes() for path in order.paths.folder.rglob("*") if path.is_file())
     return result, everything.decode("utf-8", "replace")
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -19,6 +20,7 @@ from ablate.experiments.records.receipts import Receipt
 from ablate.experiments.reporting.view import judge_bundle
 from ablate.workers.errors import BlockBroken, BlockStopped, ExecRefused
 from ablate.workers.lease import StopReason
+from ablate.workers.offline import run as offline_run
 from ablate.workers.offline.bundle_folder import BundleFolder
 from ablate.workers.offline.progress import ProgressDisplay
 from ablate.workers.offline.run import ExecRun, ExecSummary
@@ -102,6 +104,51 @@ def test_run_measures_what_was_asked_for_and_says_so(rig: Rig) -> None:
     assert "min left" in rig.said.getvalue()
     assert rig.display.now() == ""
     assert list(rig.folder.work.glob("att_*")) == []
+
+
+class Clock:
+    """Time that passes in sleeps only."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(offline_run, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize("failure", [one for one in FailureClass if one.rule.attempts > 1], ids=str)
+def test_a_broken_block_waits_as_in_a_service_before_it_runs_again(
+    rig: Rig, clock: Clock, failure: FailureClass
+) -> None:
+    rule, starts = failure.rule, []
+    rig.runner.endings = [BlockBroken(failure, "it broke", arm="psiv-on")] * rule.attempts
+    run = rig.runner.run
+    rig.runner.run = lambda *order: (starts.append(clock.now), run(*order))[1]  # type: ignore[method-assign]
+    summary = rig.run(0, 1)
+    assert (summary.done, summary.failed) == ((1,), (0,))
+    rests = [rule.rests_s[min(number, len(rule.rests_s) - 1)] for number in range(rule.attempts - 1)]
+    assert np.diff(starts) == pytest.approx([*rests, 0.0])
+
+
+@pytest.mark.parametrize("stops_at_s", [0.1, 0.5, 3.0, 14.9])
+def test_a_signal_ends_the_pause_of_a_broken_block(rig: Rig, clock: Clock, stops_at_s: float) -> None:
+    rig.runner.endings = [BlockBroken(FailureClass.DISTURBED, "others took more")] * 5
+    clock.now = -sum(FailureClass.DISTURBED.rule.rests_s[:4])  # the pause after the fifth attempt begins at 0
+    summary = rig.run(0, stopping=lambda: clock.now >= stops_at_s)
+    assert (summary.done, summary.stopped) == ((), "a signal stopped it")
+    assert len(rig.runner.ran) == 5
+    assert stops_at_s <= clock.now < stops_at_s + 0.3
 
 
 @pytest.mark.parametrize("arms", [{"baseline"}, {"psiv-on", "chunk-32"}, {"baseline", "psiv-on", "chunk-32"}])

@@ -1,7 +1,6 @@
 """Advice for programs that fail because of their place: real interpreters, real isolation."""
 
 import json
-import multiprocessing
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,9 +12,7 @@ import pytest
 from ablate.workers.commands.advice import ProgramPlace
 from ablate.workers.commands.code_copy import copy_code
 from ablate.workers.isolation.reach import isolation_problem
-from ablate.workers.processes import trial
-from ablate.workers.trials.result import read_result
-from tests.programs import LOOP, order_for, program_config, ran, write_program
+from tests.programs import LOOP, order_for, program_config, ran, run_trial, write_program
 
 isolates = pytest.mark.skipif(isolation_problem() is not None, reason="this kernel isolates no trials")
 
@@ -85,10 +82,7 @@ def isolated_message(tmp_path: Path, source: str, prefix: Path | None = None, **
     config = program_config(write_program(tmp_path / "code", source), **changes)
     order = order_for(config, home)
     order = replace(order, dataset=copy_code(order).data_folder, program_prefix=prefix).isolated((home / "keys",))
-    process = multiprocessing.get_context("fork").Process(target=trial.main, args=(order,))
-    process.start()
-    process.join()
-    result = read_result(order.paths.result)
+    result = run_trial(order)
     assert result is not None, order.paths.log.read_text()
     return str(result.message)
 

@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import random
 import sys
@@ -20,9 +19,9 @@ from ablate.workers.isolation.environment import chosen_caches, keep_kernels
 from ablate.workers.paths import TrialPaths, WorkPaths
 from ablate.workers.processes import trial
 from ablate.workers.trials.failures import classify
-from ablate.workers.trials.result import TrialOrder, read_result
+from ablate.workers.trials.result import TrialOrder
 from tests.integration.worker_service import built_in_arm, corpus
-from tests.waiting import LIMIT_S
+from tests.programs import run_trial
 
 
 @pytest.fixture
@@ -130,11 +129,7 @@ def test_a_trial_that_writes_without_end_fails_by_its_own_fault(
             sys.stdout.write("once more, and once more, and once more\n")
 
     monkeypatch.setattr(trial, "_work", chatters)
-    child = multiprocessing.get_context("fork").Process(target=trial.main, args=(order,))
-    child.start()
-    child.join(LIMIT_S)
-    assert child.exitcode == 0
-    result = read_result(paths.result)
+    result = run_trial(order)
     assert result is not None
     assert result.failure_class is FailureClass.OUTPUT_LIMIT
     assert "(ABLATE_TRIAL_DISK_GIB)" in (result.message or "")
