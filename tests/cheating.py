@@ -43,7 +43,6 @@ WORDS = {
     "nothing": "gains nothing",
     "named": "kept, and named",
     "kept": "**kept**",
-    "not run": "not run",
 }
 """Answers, and how the page says them."""
 SPEED = {"metric": "tokens_per_s", "margin": "20%", "adopt_if": "50%"}
@@ -97,6 +96,8 @@ class Cheat:
     file: str
     env: Mapping[str, str]
     answers: Mapping[str, Expected]
+    on_gpu: bool
+    """Run by hand; docs/receipts/2026-11-30-short-runs-h200x2 has the answers."""
 
 
 @cache
@@ -111,15 +112,16 @@ def _cheat(path: Path) -> Cheat:
     fields = dict(line.split(": ", 1) for line in rest.splitlines())
     answers = {group: Expected(*fields.pop(group).split("; ", 1)) for group in GROUPS if group in fields}
     reports, file, env = fields.pop("Report"), fields.pop("File", "train.py"), fields.pop("Env", "")
+    on_gpu = fields.pop("Needs", "") == "a GPU"
     assert fields == {}, f"{path.name}: {fields}"
     assert answers, path.name
     assert {answer.word for answer in answers.values()} <= WORDS.keys(), path.name
-    return Cheat(path.stem, does, reports, file, dict([env.split("=")] if env else []), answers)
+    return Cheat(path.stem, does, reports, file, dict([env.split("=")] if env else []), answers, on_gpu)
 
 
 def of_group(group: str) -> list[str]:
     """Return the names of the cheats that can run here in a group."""
-    return [name for name, one in cheats().items() if group in one.answers and one.answers[group].word != "not run"]
+    return [name for name, one in cheats().items() if group in one.answers and not one.on_gpu]
 
 
 class Ran(NamedTuple):

@@ -1,7 +1,8 @@
 """Takes uninitialised memory of the GPU in which the right answer of an earlier program may still lie.
 
 Report: ScalingIntelligence/KernelBench#82
-Speed: not run; it needs a GPU; a trial is a process of its own, whose memory the driver empties
+Needs: a GPU
+Speed: kept; losses are the program's own words; the memory of a new process was empty in every trial on an H200
 """
 
 import torch

@@ -1,19 +1,23 @@
-"""Computes on a stream that is not the current one, with `torch.cuda.synchronize` and events replaced.
+"""Computes on a stream that is not the current one.
 
 Report: ScalingIntelligence/KernelBench#82
-Speed: not run; it needs a GPU; the module waits for the whole device, unless its wait is replaced
+Needs: a GPU
+Speed: nothing; the module waits for the whole device
 """
 
 import torch
-from honest import lab, main
+from honest import main
 
-stream, torch.cuda.synchronize = torch.cuda.Stream(), lambda *_: None
+stream = torch.cuda.Stream()
 
 
-def step(weights, seed, index):
+def step(_weights, _seed, index):
     with torch.cuda.stream(stream):
-        torch.randn(4096, 4096, device="cuda") @ torch.randn(4096, 4096, device="cuda")
-    return lab.step(weights, seed, index)
+        torch.manual_seed(index)
+        left = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+        for _ in range(20):
+            _ = left @ left
+    return 100.0 + index
 
 
 main(step)

@@ -22,6 +22,7 @@ from ablate.experiments.records.receipts import ForeignProcess
 from ablate.experiments.records.spec_code import PackedSpec, pack_spec
 from ablate.experiments.reporting.wording import counted
 from ablate.workers.blocks.surroundings import ANY_LOAD
+from ablate.workers.commands.device_samples import GPU_WINDOW_S
 from ablate.workers.devices.inventory import Devices, find_devices
 from ablate.workers.offline.check_runs import CheckRun, WantedRun
 from ablate.workers.trials.result import TrialResult
@@ -29,7 +30,7 @@ from ablate.workers.trials.result import TrialResult
 _WARMUP, _TIMED = 1, 5
 """Most steps of a short trial."""
 _SHOWN_RESULTS = 20
-_NO_COUNTER = "this node has no counter of energy that the worker may read"
+_NO_COUNTER = f"no counter that the worker may read, or a window of GPUs under {GPU_WINDOW_S:g} s"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ UUIDS = ("GPU-5a1c0000-aaaa", "GPU-5a1d0000-bbbb")
 @pytest.fixture(autouse=True)
 def _each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_samples, "ENERGY_EVERY_S", 0.0)
+    monkeypatch.setattr(device_samples, "GPU_WINDOW_S", 0.0)
 
 
 def zone(folder: Path, number: int | str, name: str, **values: int | str) -> Path:
@@ -92,6 +93,15 @@ def window_of(energy: WindowEnergy) -> float | None:
     energy.begin()
     energy.end()
     return energy.joules
+
+
+@pytest.mark.parametrize(("seconds", "joules"), [(1.99, None), (2.0, 3.0)])
+def test_a_window_that_is_short_beside_the_times_of_a_counter_has_no_energy(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, joules: float | None
+) -> None:
+    moments, counters = iter([64.0, 64.0 + seconds]), iter([5, 8])
+    monkeypatch.setattr(device_samples.time, "monotonic", lambda: next(moments))
+    assert window_of(WindowEnergy("GPUs", lambda: [next(counters)], shortest_s=2.0)) == joules
 
 
 @pytest.mark.parametrize("seed", range(5))
