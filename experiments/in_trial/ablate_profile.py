@@ -5,13 +5,15 @@ The module `ablate` imports this one in trials only. It needs the standard libra
 
 import json
 import math
-from collections.abc import Collection
-from typing import Any, Callable, Optional
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Optional
 
 _MOST_KERNELS = 400
 """Most rows of the kernel table; the rest is added up in one row."""
 REST = "(all others)"
 """Name of that row."""
+_ROWS_OF_MESSAGE, _KERNELS_OF_MESSAGE = 500, 60
+"""Most rows in one message, which keeps it far below the kernel's limit of a datagram."""
 _MOST_EVENTS, _MOST_TRACKS, _MOST_MOMENTS, _LONGEST_NAME = 4000, 64, 400, 120
 """Limits of a step over time, as in ablate.model.measurements.StepTrace."""
 _PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
@@ -29,6 +31,25 @@ def profiler(torch: Any) -> Any:
     except (AttributeError, TypeError):
         config = None
     return torch.profiler.profile(profile_memory=True, record_shapes=True, experimental_config=config)
+
+
+def messages(profile: Any, torch: Any, *, traced: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the messages about a profiled step: its kernels with what is known of them, and the step over time."""
+    table = kernel_table(profile.key_averages())
+    facts = kernel_facts(profile, [row[0] for row in table], torch.cuda.get_device_properties)
+    rows = [[*row, facts.get(row[0], {})] for row in table]
+    for first in range(0, len(rows), _KERNELS_OF_MESSAGE):
+        yield "kernels", {"rows": rows[first : first + _KERNELS_OF_MESSAGE]}
+    if traced:
+        yield from trace_messages(step_trace(profile))
+
+
+def trace_messages(trace: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a step over time in pieces; the last one says so."""
+    for part in ("names", "tracks", "events", "memory"):
+        for first in range(0, len(trace[part]), _ROWS_OF_MESSAGE):
+            yield "trace", {"part": part, "rows": trace[part][first : first + _ROWS_OF_MESSAGE]}
+    yield "trace", {"part": "left_out", "rows": [trace["left_out"]]}
 
 
 def kernel_table(averages: Any) -> list[tuple[str, int, float]]:
@@ -69,7 +90,7 @@ def kernel_facts(profile: Any, names: Collection[str], gpu: Callable[[int], Any]
         if longest in facts:
             us = math.fsum(part[0] for part in parts[operator])
             for key, value in (("product_flops", flops), ("product_bytes", num_bytes), ("product_us", us)):
-                facts[longest][key] = facts[longest].get(key, 0) + value
+                facts[longest][key] = round(facts[longest].get(key, 0) + value, 3)
     return {name: known for name, known in facts.items() if known}
 
 
@@ -79,7 +100,8 @@ def _launches(calls: list[tuple[float, tuple[Any, ...], Optional[float]]]) -> di
     for us, launch, _occupancy_of_call in calls:
         us_of_launch[launch] = us_of_launch.get(launch, 0.0) + us
     longest = max(us_of_launch, key=lambda launch: us_of_launch[launch])
-    known = dict(zip(("registers", "shared_bytes", "block", "grid"), longest))
+    registers, shared, block, grid = longest
+    known = {"registers": registers, "shared_bytes": shared, "block": block, "grid": grid}
     if any(value is not None for value in longest):
         known["launches"] = len(us_of_launch)
     if all(occupancy is not None for _us_of_call, _launch_of_call, occupancy in calls):
@@ -102,7 +124,7 @@ def _launch(event: Any, gpu: Callable[[int], Any]) -> tuple[tuple[Any, ...], Opt
     elif shared > _ESTIMATED_BYTES:
         occupancy = _occupancy(registers, shared, math.prod(block), math.prod(grid), gpu(event.device_index()))
     else:
-        occupancy = estimate / 100 if isinstance(estimate, (int, float)) and 0 < estimate <= 100 else None
+        occupancy = estimate / 100 if isinstance(estimate, (int, float)) and 0 <= estimate <= 100 else None
     return (registers, shared, block, grid), occupancy
 
 
@@ -111,8 +133,8 @@ def _whole(value: Any) -> Optional[int]:
 
 
 def _sizes(value: Any) -> Optional[tuple[int, ...]]:
-    sizes = tuple(_whole(size) for size in value) if isinstance(value, list) else ()
-    return sizes if len(sizes) == 3 and all(sizes) else None
+    sizes = tuple(size for size in value if _whole(size)) if isinstance(value, list) else ()
+    return sizes if len(sizes) == 3 == len(value) else None
 
 
 def _occupancy(registers: int, shared: int, threads: int, blocks: int, gpu: Any) -> Optional[float]:
