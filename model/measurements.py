@@ -6,7 +6,7 @@ type is `OmitNone[...]` with default None, because receipts written before it mu
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -217,6 +217,11 @@ class KernelFacts(BaseModel):
     """Bytes of these matrices and results, each counted once a product."""
     product_us: OmitNone[Annotated[float, Field(gt=0, le=1e12)]] = None
     """Time of these products with all of their kernels."""
+
+    @property
+    def known(self) -> Iterator[tuple[str, Any]]:
+        """Name and value of each known fact."""
+        return ((name, value) for name, value in self if value is not None)
 
     @property
     def threads(self) -> int | None:

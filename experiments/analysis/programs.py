@@ -38,7 +38,7 @@ _MOVED_LEVEL = 0.05
 """Level of both tests of a gain that is paid outside of the window."""
 _LAUNCH, _AMOUNTS = ("registers", "shared_bytes", "block", "grid"), ("product_flops", "product_bytes")
 _MEANS = ("occupancy", "product_us", *_AMOUNTS)
-"""What facts of a kernel say of its launch; whole numbers of its products; and numbers whose mean over trials counts."""
+"""Facts of a kernel: its launch, the whole numbers of its products, and all of which the mean over trials counts."""
 _NAMED = 2
 """Kernels that a note names."""
 

@@ -216,7 +216,7 @@ class KernelChange(Frozen):
     @property
     def launch_differences(self) -> tuple[str, ...]:
         """Say how its launches differ between the arms, apart from the number of blocks, which follows the sizes."""
-        own, base = (use and use.facts for use in (self.variant, self.baseline))
+        own, base = (None if use is None else use.facts for use in (self.variant, self.baseline))
         if own is None or base is None:
             return ()
         numbers = (
