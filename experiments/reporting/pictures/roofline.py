@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ablate.experiments.analysis.programs import kernels_of
 from ablate.experiments.node_classes import NODE_CLASSES, memory_bandwidth
@@ -98,14 +99,21 @@ def _paint(figure: Figure, view: AblationView, shown: Mapping[str, list[Product]
             label=style.shown,
         )
     places = [product.flops_per_byte for own in shown.values() for product in own]
+    axes.set_xlim(min(places) / 2, max(places) * 2)
     if roof is not None:
         ridge = roof.flops_per_s / roof.bytes_per_s
-        line = [min(*places, ridge) / 2, ridge, max(*places, ridge) * 2]
+        line = [min([*places, ridge]) / 2, ridge, max([*places, ridge]) * 2]
+        axes.set_xlim(line[0], line[-1])
         axes.plot(
             line, [min(roof.flops_per_s, place * roof.bytes_per_s) / TERA for place in line], color=LIMIT, linewidth=1.4
         )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    for axis, scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+        scale("log")
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _place: wording.number(value)))
+        axis.set_minor_locator(NullLocator())
+    speeds = [product.flops_per_s / TERA for own in shown.values() for product in own]
+    axes.set_ylim(min(speeds) / 2, max([*speeds, *([] if roof is None else [roof.flops_per_s / TERA])]) * 1.5)
     axes.set_xlabel("FLOP per byte of matrices and results")
     axes.set_ylabel("TFLOP/s")
     axes.grid()
