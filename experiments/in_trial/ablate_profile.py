@@ -25,7 +25,9 @@ _ESTIMATED_BYTES = 48 * 1024
 
 
 def profiler(torch: Any) -> Any:
-    """Return torch's profiler for one step. Since torch 2.10 it knows how kernels of CUDA were launched."""
+    """Return torch's profiler for one step. From torch 2.11 on it knows how kernels of a GPU were launched."""
+    if not torch.cuda.is_available():
+        return torch.profiler.profile(profile_memory=True)
     try:
         config = torch._C._profiler._ExperimentalConfig(expose_kineto_event_metadata=True)
     except (AttributeError, TypeError):
