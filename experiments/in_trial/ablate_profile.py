@@ -159,9 +159,10 @@ def _product(event: Any) -> Optional[tuple[int, int]]:
     place = _PRODUCTS.get(event.name())
     if place is None or _device(event) != "CPU":
         return None
-    (left, right), types = event.shapes()[place : place + 2], event.dtypes()[place : place + 2]
-    if not (len(left) == len(right) >= 2 and all(one in _HALVES for one in types)):
+    matrices, types = event.shapes()[place : place + 2], event.dtypes()[place : place + 2]
+    if [len(matrix) >= 2 for matrix in matrices] != [True, True] or not all(one in _HALVES for one in types):
         return None
+    left, right = matrices
     batch, (rows, inner), columns = math.prod(left[:-2]), left[-2:], right[-1]
     flops, num_bytes = 2 * batch * rows * inner * columns, 2 * batch * (rows * (inner + columns) + inner * columns)
     return (flops, num_bytes) if flops else None

@@ -201,6 +201,26 @@ def test_products_count_once_beside_the_longest_kernel_of_their_operator(seed: i
         assert facts.bytes_per_s == pytest.approx(num_bytes[name] / spent[name] * 1e9, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"shapes": [], "dtypes": []},
+        {"shapes": [[8, 8]]},
+        {"shapes": [[8, 8], []]},
+        {"shapes": [[8, 8], [8]]},
+        {"dtypes": ["c10::Half", "float"]},
+        {"name": "aten::linear"},
+        {"device_type": "DeviceType.CUDA"},
+    ],
+)
+def test_a_product_without_two_16_bit_matrices_has_no_flops(changed: dict[str, Any]) -> None:
+    good = {"correlation_id": 1, "shapes": [[8, 8], [8, 8]], "dtypes": ["c10::Half"] * 2}
+    kernel = event("gemm", 1000, linked_correlation_id=1)
+    assert facts_of([kernel, event("aten::mm", 1, device="CPU", **good)])["gemm"].product_flops == 1024
+    other = {"name": "aten::mm", "device": "CPU", **good, **changed}
+    assert facts_of([kernel, event(other.pop("name"), 1, **other)]) == {}
+
+
 def test_a_program_sends_the_facts_with_its_table() -> None:
     launch = metadata_of({"registers per thread": 40, "shared memory": 0, "block": [64, 2, 1], "grid": [9, 1, 1]})
     events = [event(f"kernel-{'x' * 280}-{place}", 1000 + place, metadata=launch) for place in range(400)]
