@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from ablate.kernels.facts import Fact
 
@@ -185,9 +185,9 @@ class StepTrace(BaseModel):
         return self
 
 
-_Size: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+_Size: TypeAlias = Annotated[int, Strict(), Field(ge=0, lt=2**31)]
 _Sizes: TypeAlias = tuple[_Size, _Size, _Size]
-_Amount: TypeAlias = Annotated[int, Field(gt=0, lt=2**62)]
+_Amount: TypeAlias = Annotated[int, Strict(), Field(gt=0, lt=2**62)]
 
 
 class KernelFacts(BaseModel):
@@ -208,14 +208,14 @@ class KernelFacts(BaseModel):
     """Blocks."""
     launches: OmitNone[_Size] = None
     """Different ways in which it is launched, by the four above."""
-    occupancy: OmitNone[Annotated[float, Field(ge=0, le=1)]] = None
+    occupancy: OmitNone[Annotated[float, Strict(), Field(ge=0, le=1)]] = None
     """Share of the threads of the GPU's multiprocessors that can have a thread of it at once, by its launch; the mean
     over its time. Nobody counted the threads."""
     product_flops: OmitNone[_Amount] = None
     """FLOPs of the products of 16-bit matrices of which it is the longest kernel."""
     product_bytes: OmitNone[_Amount] = None
     """Bytes of these matrices and results, each counted once a product."""
-    product_us: OmitNone[Annotated[float, Field(gt=0, le=1e12)]] = None
+    product_us: OmitNone[Annotated[float, Strict(), Field(gt=0, le=1e12)]] = None
     """Time of these products with all of their kernels."""
 
     @property

@@ -148,7 +148,7 @@ def _occupancy(registers: int, shared: int, threads: int, blocks: int, gpu: Any)
     warps = -(-threads // 32)
     of_warp = -(-registers * 32 // 256) * 256
     most = gpu.max_threads_per_multi_processor
-    by_registers = 4 * (gpu.regs_per_multiprocessor // 4 // of_warp) // (-(-warps // 4) * 4) if of_warp else blocks
+    by_registers = 4 * (gpu.regs_per_multiprocessor // 4 // of_warp) // warps if of_warp else blocks
     by_memory = gpu.shared_memory_per_multiprocessor // (-(-(shared + 1024) // 128) * 128)
     resident = min(by_registers, by_memory, most // (32 * warps), blocks / gpu.multi_processor_count)
     return resident * threads / most if resident > 0 else None

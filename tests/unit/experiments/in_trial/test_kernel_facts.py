@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,17 +124,66 @@ def test_operators_of_the_processor_have_no_facts() -> None:
 
 def resident_blocks(registers: int, shared: int, threads: int) -> int:
     """Return how many blocks fit, by putting one after another into the four parts of a multiprocessor of Hopper."""
-    warps, free = (threads + 31) // 32, [65536 // 4] * 4
-    granules = (registers * 32 + 255) // 256
-    memory, slots, blocks = 233472, 2048 // 32, 0
+    parts, slots, memory, blocks = [65536 // 4] * 4, 2048 // 32, 233472, 0
     while True:
         memory -= (shared + 1024 + 127) // 128 * 128
-        slots -= warps
-        for place in range((warps + 3) // 4 * 4):  # a block takes as much of each part
-            free[place % 4] -= granules * 256
-        if memory < 0 or slots < 0 or min(free) < 0:
+        for _warp in range((threads + 31) // 32):
+            roomiest = max(range(4), key=lambda place: parts[place])
+            parts[roomiest] -= (registers * 32 + 255) // 256 * 256
+            slots -= 1
+        if memory < 0 or slots < 0 or min(parts) < 0:
             return blocks
         blocks += 1
+
+
+DRIVER = (
+    *((110, 98304, 256, 2), (208, 98304, 128, 2), (208, 131072, 128, 1), (64, 16384, 128, 8), (126, 98304, 128, 2)),
+    *((184, 147456, 256, 1), (184, 196608, 256, 1), (168, 98304, 256, 1), (168, 65536, 64, 3), (126, 40960, 32, 5)),
+    *((123, 49152, 128, 4), (80, 98304, 128, 2), (128, 73728, 64, 3), (88, 24576, 32, 9), (102, 98304, 256, 2)),
+)
+"""Registers, shared memory, threads and resident blocks of kernels of Triton, as the driver of an H200 gave them by
+cuFuncGetAttribute and cuOccupancyMaxActiveBlocksPerMultiprocessor."""
+
+
+@pytest.mark.parametrize(("registers", "shared", "threads", "blocks"), DRIVER)
+def test_the_occupancy_is_that_of_the_driver(registers: int, shared: int, threads: int, blocks: int) -> None:
+    assert resident_blocks(registers, shared, threads) == blocks
+    assert ablate_profile._occupancy(registers, shared, threads, 10**6, H200) == blocks * threads / 2048
+
+
+def test_events_of_an_h200_give_what_the_exported_trace_says() -> None:
+    """Torch 2.11 on CUDA 13.0; `traced` are the arguments of the same event in the exported trace."""
+    recorded = json.loads((Path(__file__).parent / "events_h200.json").read_text())
+    events = [
+        event(
+            one["name"],
+            one["ns"],
+            device=one["device"],
+            metadata=one["metadata"],
+            linked_correlation_id=one.get("linked", 0),
+            correlation_id=one.get("correlation", 0),
+            shapes=one.get("shapes", []),
+            dtypes=one.get("dtypes", []),
+        )
+        for one in recorded
+    ]
+    read = facts_of(events)
+    kernels = [one for one in recorded if one.get("traced")]
+    assert {one["name"] for one in kernels} == read.keys()
+    for name, facts in read.items():
+        traced = max((one for one in kernels if one["name"] == name), key=lambda one: one["ns"])["traced"]
+        launch = (facts.registers, facts.shared_bytes, list(facts.block or ()), list(facts.grid or ()))
+        assert launch == tuple(traced[key] for key in ("registers per thread", "shared memory", "block", "grid"))
+        assert facts.launches == (2 if name == "mm_kernel" else 1)
+        assert facts.occupancy is not None
+    occupancies = {name: facts.occupancy for name, facts in read.items()}
+    assert occupancies["add_kernel"] == 1.0
+    assert occupancies["nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"] == 0.1875, "torch's estimate is 0"
+    products = {name: facts.flops_per_s for name, facts in read.items() if facts.flops_per_s}
+    assert products == {
+        "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT": pytest.approx(2 * 4096**3 / 176.385e-6, rel=1e-6),
+        "nvjet_sm90_tst_64x32_64x16_4x2_h_bz_splitK_bias_TNT": pytest.approx(2 * 64 * 8192 * 512 / 9.088e-6, rel=1e-6),
+    }, "with the memset and the sum of the parts; a product in float32 does not count"
 
 
 def test_the_occupancy_above_48_kib_is_that_of_blocks_put_in_one_by_one() -> None:
