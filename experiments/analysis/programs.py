@@ -397,5 +397,5 @@ def kernel_note(kernels: StepKernels) -> str:
     named = ", ".join(f"{shorten(change.name)} {change.change_us:+,.0f} us" for change in largest)
     what = "the same kernels, equally often" if kernels.same else "different kernels"
     other = next((change for change in kernels.changes if change.launch_differences), None)
-    launched = f"; {shorten(other.name)} has {', '.join(other.launch_differences)}" if other else ""
+    launched = f"; the variant's {shorten(other.name)} has {', '.join(other.launch_differences)}" if other else ""
     return f"these arms ran {what} in the profiled step; largest changes of their time: {named}{launched}"

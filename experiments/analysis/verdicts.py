@@ -229,8 +229,8 @@ class KernelChange(Frozen):
             for mine, other, what in numbers
             if mine is not None and other is not None and mine != other
         ]
-        if differences and own.occupancy is not None and base.occupancy is not None:
-            differences.append(f"an occupancy of {own.occupancy:.0%} instead of {base.occupancy:.0%}")
+        if differences and None not in (own.occupancy, base.occupancy) and own.occupancy != base.occupancy:
+            differences.append(f"an occupancy of {own.occupancy:.1%} instead of {base.occupancy:.1%}")
         return tuple(differences)
 
 

@@ -50,7 +50,7 @@ _FACTS: dict[str, Callable[[KernelFacts], str | None]] = {
     "registers": lambda facts: _amount(facts.registers),
     "threads": lambda facts: _amount(facts.threads),
     "shared memory, KiB": lambda facts: _amount(facts.shared_bytes, 2**10),
-    "occupancy": lambda facts: None if facts.occupancy is None else f"{facts.occupancy:.0%}",
+    "occupancy": lambda facts: None if facts.occupancy is None else wording.plain_percent(100 * facts.occupancy),
     "TFLOP/s": lambda facts: _amount(facts.flops_per_s, 1e12),
     "GB/s": lambda facts: _amount(facts.bytes_per_s, 1e9),
 }

@@ -221,19 +221,19 @@ def test_another_launch_of_the_same_kernel_is_named() -> None:
         return {"gemm": launched(168, 0.25) if arm == "fused" else launched(128), "softmax": launched(32)}
 
     view = command_view(BASE, facts=facts)
-    words = ("168 instead of 128 registers", "an occupancy of 25% instead of 50%")
+    words = ("168 instead of 128 registers", "an occupancy of 25.0% instead of 50.0%")
     assert change_of(view, "gemm").launch_differences == words
     assert change_of(view, "gemm").kind == "launch"
     assert [change_of(view, name).kind for name in ("softmax", "cross_entropy")] == ["time", "time"]
     (note,) = [note for note in only(view).notes if "in the profiled step" in note]
-    assert note.endswith(f"; gemm has {', '.join(words)}")
+    assert note.endswith(f"; the variant's gemm has {', '.join(words)}")
     assert kernels(view).same, "they are called equally often"
     (arm,) = [variant.arm for variant in view.verdict.variants] if view.verdict else []
     title = f"Launches of the kernels of {arm} against the baseline"
     for text in (render(view), terminal_of(view), parent(view, "").texts["kernels.md"]):
         assert title in text
         assert "128 → 168" in text
-        assert "50% → 25%" in text
+        assert "50\N{NO-BREAK SPACE}% → 25\N{NO-BREAK SPACE}%" in text
         assert "TFLOP/s</" not in text, "no product is known"
     (text,) = [run.texts[KERNELS_FILE] for run in arm_runs(view) if KERNELS_FILE in run.texts]
     rows = {row["kernel"]: row for row in csv.DictReader(io.StringIO(text))}
@@ -241,6 +241,11 @@ def test_another_launch_of_the_same_kernel_is_named() -> None:
     assert [rows["gemm"][key] for key in both] == ["168", "128", "128x1x1", "0.25", "0.5"]
     assert [rows["cross_entropy"][key] for key in both] == [""] * 5
     assert "product_us" not in rows["gemm"]
+
+
+def test_an_occupancy_that_stays_is_not_named() -> None:
+    view = command_view(BASE, facts=lambda _block, arm: {"gemm": launched(168 if arm == "fused" else 128)})
+    assert change_of(view, "gemm").launch_differences == ("168 instead of 128 registers",)
 
 
 def test_more_blocks_of_a_kernel_are_another_size_and_no_other_launch() -> None:
