@@ -35,6 +35,22 @@ _PEAKS = {
 }
 """Dense peak of one GPU in bfloat16, in FLOP/s. A GPU that is not here has no MFU."""
 
+_BANDWIDTHS = {
+    # the same sources
+    "h200": 4.8e12,  # https://www.nvidia.com/en-us/data-center/h200/
+    "h100": 3.35e12,  # https://www.nvidia.com/en-us/data-center/h100/: SXM
+    "h100-pcie": 2e12,
+    **dict.fromkeys(("a100-40gb", "a100-pcie-40gb"), 1.555e12),
+    "a100-80gb": 2.039e12,
+    "a100-80gb-pcie": 1.935e12,
+    "l4": 300e9,
+    "l40s": 864e9,
+    "rtx-4090": 1008e9,
+    "rtx-3090": 936e9,
+    "mi300x": 5.3e12,
+}
+"""Peak of one GPU's memory in bytes/s, of each with a peak in FLOP/s."""
+
 
 class _NodeClasses(Mapping[str, NodeClass]):
     """The table, in which any GPU can be looked up, too. Iteration gives the table alone."""
@@ -56,6 +72,11 @@ NODE_CLASSES: Mapping[str, NodeClass] = _NodeClasses()
 
 NAMED_GPUS = tuple(_PEAKS)
 """Classes outside of the table whose names are certain."""
+
+
+def memory_bandwidth(name: str) -> float | None:
+    """Return the peak of the memory of one device of a class in bytes/s, None where it is not known."""
+    return _BANDWIDTHS.get(name)
 
 
 def is_gpu(name: str) -> bool:

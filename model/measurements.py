@@ -5,11 +5,12 @@ with a `Metric` in its annotation is also a metric of verdicts. A new measuremen
 type is `OmitNone[...]` with default None, because receipts written before it must keep their digests.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from ablate.kernels.facts import Fact
 
@@ -184,12 +185,67 @@ class StepTrace(BaseModel):
         return self
 
 
+_Size: TypeAlias = Annotated[int, Strict(), Field(ge=0, lt=2**31)]
+_Sizes: TypeAlias = tuple[_Size, _Size, _Size]
+_Amount: TypeAlias = Annotated[int, Strict(), Field(gt=0, lt=2**62)]
+
+
+class KernelFacts(BaseModel):
+    """What torch's profiler knows of the calls of one kernel in one step; None is unknown.
+
+    A kernel that is launched in several ways has the registers, memory, block and grid of the one with the most time.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    registers: OmitNone[_Size] = None
+    """Per thread."""
+    shared_bytes: OmitNone[_Size] = None
+    """Shared memory of a block, static and dynamic."""
+    block: OmitNone[_Sizes] = None
+    """Threads."""
+    grid: OmitNone[_Sizes] = None
+    """Blocks."""
+    launches: OmitNone[_Size] = None
+    """Different ways in which it is launched, by the four above."""
+    occupancy: OmitNone[Annotated[float, Strict(), Field(ge=0, le=1)]] = None
+    """Share of the threads of the GPU's multiprocessors that can have a thread of it at once, by its launch; the mean
+    over its time. Nobody counted the threads."""
+    product_flops: OmitNone[_Amount] = None
+    """FLOPs of the products of 16-bit matrices of which it is the longest kernel."""
+    product_bytes: OmitNone[_Amount] = None
+    """Bytes of these matrices and results, each counted once a product."""
+    product_us: OmitNone[Annotated[float, Strict(), Field(gt=0, le=1e12)]] = None
+    """Time of these products with all of their kernels."""
+
+    @property
+    def known(self) -> Iterator[tuple[str, Any]]:
+        """Name and value of each known fact."""
+        return ((name, value) for name, value in self if value is not None)
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of a block."""
+        return None if self.block is None else math.prod(self.block)
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """Speed of the products, None without any."""
+        return self.product_flops / self.product_us * 1e6 if self.product_flops and self.product_us else None
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Least speed at which the products took their matrices and wrote their results, None without any."""
+        return self.product_bytes / self.product_us * 1e6 if self.product_bytes and self.product_us else None
+
+
 class ProfiledStep(NamedTuple):
     """One step under torch's profiler."""
 
-    kernels: tuple[tuple[str, int, float], ...]
+    step_kernels: tuple[tuple[str, int, float], ...]
     """Name, calls and microseconds of each."""
-    trace: StepTrace | None
+    kernel_facts: Mapping[str, KernelFacts]
+    step_trace: StepTrace | None
     """None unless it was asked for."""
 
 
@@ -232,6 +288,10 @@ class Measurements(BaseModel):
     step_kernels: OmitNone[tuple[tuple[str, int, float], ...]] = None
     """Name, calls and microseconds of each kernel of the device in one more step after all measurements, or of each
     operator where the processor computes; None without a profiled step, and for commands, which report their own."""
+    kernel_facts: Annotated[Mapping[str, KernelFacts], Field(exclude_if=lambda facts: not facts)] = Field(
+        default_factory=dict
+    )
+    """Launches and matrix products of the kernels of the profiled step, by name, where torch's profiler knows them."""
     step_trace: OmitNone[StepTrace] = None
     """The profiled step over time, of a trial in the first block; None for other trials and without a profiled step."""
     validations: OmitNone[tuple[Validation, ...]] = None

@@ -19,7 +19,7 @@ from ablate.experiments.outcomes import AblationState, Outcome, TrialState
 from ablate.experiments.records.circumstances import CALIBRATED, UNCALIBRATED, Circumstances
 from ablate.experiments.records.receipts import Memory, Receipt
 from ablate.experiments.reporting.view import AblationView, TrialView
-from ablate.model.measurements import Step, StepTrace
+from ablate.model.measurements import KernelFacts, Step, StepTrace
 from tests.factories import NOTHING_HAPPENED, VALIDATION_S, clocked, make_receipt, observed_facts
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
@@ -399,12 +399,28 @@ def trace(peak_mib: int) -> StepTrace:
     )
 
 
+def kernel_facts(registers: int, *, us: float = 400.0) -> KernelFacts:
+    """Return what torch's profiler knows of a kernel that multiplies matrices."""
+    return KernelFacts(
+        registers=registers,
+        shared_bytes=98304,
+        block=(128, 1, 1),
+        grid=(32, 32, 1),
+        launches=1,
+        occupancy=0.125,
+        product_flops=4 * 2 * 4096**3,
+        product_bytes=4 * 6 * 4096**2,
+        product_us=us,
+    )
+
+
 def traced(view: AblationView) -> AblationView:
     """Return the ablation with a profiled step in each receipt, in those of the first block also over time."""
 
     def with_trace(receipt: Receipt) -> Receipt:
         own = receipt.step_kernels is not None or receipt.program is not None
         changes: dict[str, Any] = {} if own else {"step_kernels": (("aten::mm", 4, 400.0), ("aten::exp", 2, 50.0))}
+        changes["kernel_facts"] = {} if own else {"aten::mm": kernel_facts(168 if receipt.arm == "baseline" else 128)}
         if receipt.ids.block_index == 0:
             changes["step_trace"] = trace(5 if receipt.arm == "baseline" else 7)
         return receipt.model_copy(update=changes)

@@ -119,6 +119,7 @@ def speeds(block_index: int) -> dict[str, dict[str, Any]]:
         arm: {
             "tokens_per_s": mean * (1 + chance.gauss(0, 0.004)),
             "step_kernels": (("aten::mm", 4, 2e6 / mean), ("aten::exp", 2, 50.0)),
+            "kernel_facts": {"aten::mm": views.kernel_facts(128 if arm == "baseline" else 168, us=2e6 / mean)},
             **step,
         }
         for arm, mean in means.items()

@@ -18,6 +18,7 @@ from ablate.experiments.design.problems import listed
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.program_report import printable, shorten
 from ablate.experiments.records.receipts import Receipt, kernel_rows
+from ablate.model.measurements import KernelFacts
 
 MOST_CHANGES = 25
 """Kernels of a variant in its verdict; receipts and MLflow have all of them."""
@@ -35,6 +36,9 @@ _SHARED, _QUIET = "processor packages", 0.02
 """What has a counter that everybody shares, and the largest share of the cores' time of others beside its number."""
 _MOVED_LEVEL = 0.05
 """Level of both tests of a gain that is paid outside of the window."""
+_LAUNCH, _AMOUNTS = ("registers", "shared_bytes", "block", "grid"), ("product_flops", "product_bytes")
+_MEANS = ("occupancy", "product_us", *_AMOUNTS)
+"""Facts of a kernel: its launch, the whole numbers of its products, and all of which the mean over trials counts."""
 _NAMED = 2
 """Kernels that a note names."""
 
@@ -93,16 +97,44 @@ def _seconds(receipt: Receipt) -> float:
 
 def kernels_of(receipts: Sequence[Receipt]) -> dict[str, KernelUse]:
     """Return the kernels of an arm by name; empty if a trial with a whole run has no table."""
-    tables = [_table(receipt) for receipt in receipts if receipt.outcome in _WHOLE]
+    whole = [receipt for receipt in receipts if receipt.outcome in _WHOLE]
+    tables = [_table(receipt) for receipt in whole]
     if not tables or not all(tables):
         return {}
+    facts = [receipt.kernel_facts for receipt in whole]
     return {
         name: KernelUse(
             calls=statistics.fmean(table.get(name, (0, 0.0))[0] for table in tables),
             us=statistics.fmean(table.get(name, (0, 0.0))[1] for table in tables),
+            facts=_merged(
+                [(table[name][1], known.get(name)) for table, known in zip(tables, facts, strict=True) if name in table]
+            ),
         )
         for name in sorted(set().union(*tables))
     }
+
+
+def _merged(of_trials: Sequence[tuple[float, KernelFacts | None]]) -> KernelFacts | None:
+    """Return the facts of a kernel in several trials, each with its microseconds; None if a trial has none."""
+    known = [facts for _us, facts in of_trials if facts is not None]
+    if len(known) < len(of_trials):
+        return None
+    us_of_launch: dict[tuple[object, ...], float] = {}
+    for us, facts in of_trials:
+        launch = tuple(getattr(facts, name) for name in _LAUNCH)
+        us_of_launch[launch] = us_of_launch.get(launch, 0.0) + us
+    longest = max(us_of_launch, key=lambda launch: us_of_launch[launch])
+    launches = [facts.launches for facts in known if facts.launches is not None]
+    means = {name: _mean(getattr(facts, name) for facts in known) for name in _MEANS}
+    amounts = {name: mean and round(mean) for name, mean in means.items() if name in _AMOUNTS}
+    return KernelFacts.model_validate(
+        {
+            **dict(zip(_LAUNCH, longest, strict=True)),
+            "launches": max(*launches, len(us_of_launch)) if launches else None,
+            **means,
+            **amounts,
+        }
+    )
 
 
 def _table(receipt: Receipt) -> dict[str, tuple[int, float]]:
@@ -364,4 +396,6 @@ def kernel_note(kernels: StepKernels) -> str:
     largest = kernels.changes[:_NAMED]
     named = ", ".join(f"{shorten(change.name)} {change.change_us:+,.0f} us" for change in largest)
     what = "the same kernels, equally often" if kernels.same else "different kernels"
-    return f"these arms ran {what} in the profiled step; largest changes of their time: {named}"
+    other = next((change for change in kernels.changes if change.launch_differences), None)
+    launched = f"; the variant's {shorten(other.name)} has {', '.join(other.launch_differences)}" if other else ""
+    return f"these arms ran {what} in the profiled step; largest changes of their time: {named}{launched}"

@@ -11,7 +11,7 @@ from ablate.experiments.design.metrics import METRICS
 from ablate.experiments.documents import Frozen
 from ablate.experiments.outcomes import GOOD, Decision, Required, VerdictWord
 from ablate.experiments.records.circumstances import Circumstances
-from ablate.model.measurements import Metric, OmitNone
+from ablate.model.measurements import KernelFacts, Metric, OmitNone
 
 
 class ExactPair(Frozen):
@@ -184,6 +184,9 @@ class KernelUse(Frozen):
     """In one step, as a mean over the trials."""
     us: float
     """Microseconds in one step, as a mean over the trials."""
+    facts: OmitNone[KernelFacts] = None
+    """The launch with the most time in the trials, and means of the other numbers; None if a trial with this kernel has
+    no facts of it."""
 
 
 class KernelChange(Frozen):
@@ -208,7 +211,27 @@ class KernelChange(Frozen):
         """What differs, in words."""
         if self.variant is None or self.baseline is None:
             return "only in the baseline" if self.variant is None else "only in the variant"
-        return "time" if self.same_calls else "calls"
+        return "calls" if not self.same_calls else "launch" if self.launch_differences else "time"
+
+    @property
+    def launch_differences(self) -> tuple[str, ...]:
+        """Say how its launches differ between the arms, apart from the number of blocks, which follows the sizes."""
+        own, base = (None if use is None else use.facts for use in (self.variant, self.baseline))
+        if own is None or base is None:
+            return ()
+        numbers = (
+            (own.registers, base.registers, "registers"),
+            (own.shared_bytes, base.shared_bytes, "bytes of shared memory"),
+            (own.threads, base.threads, "threads a block"),
+        )
+        differences = [
+            f"{mine:,} instead of {other:,} {what}"
+            for mine, other, what in numbers
+            if mine is not None and other is not None and mine != other
+        ]
+        if differences and None not in (own.occupancy, base.occupancy) and own.occupancy != base.occupancy:
+            differences.append(f"an occupancy of {own.occupancy:.1%} instead of {base.occupancy:.1%}")
+        return tuple(differences)
 
 
 class StepKernels(Frozen):

@@ -298,7 +298,9 @@ class Trial:
         torch = sys.modules.get("torch")
         if torch is None:
             return
-        profile = torch.profiler.profile(profile_memory=True)
+        from ablate_profile import messages, profiler  # beside this file in every trial, and nowhere else
+
+        profile = profiler(torch)
         with warnings.catch_warnings():  # some versions warn of cycles, and a program may make errors of warnings
             warnings.simplefilter("ignore")
             profile.start()
@@ -307,20 +309,8 @@ class Trial:
             _synchronize()
         finally:
             profile.stop()
-        from ablate_profile import kernel_table, step_trace  # beside this file in every trial, and nowhere else
-
-        rows = kernel_table(profile.key_averages())
-        for first in range(0, len(rows), _MOST_ROWS // 4):
-            self._send("kernels", rows=rows[first : first + _MOST_ROWS // 4])
-        if self._settings is not None and self._settings["trace"]:
-            self._send_trace(step_trace(profile))
-
-    def _send_trace(self, trace: dict[str, Any]) -> None:
-        """Send the profiled step over time in pieces; the last one says so."""
-        for part in ("names", "tracks", "events", "memory"):
-            for first in range(0, len(trace[part]), _MOST_ROWS):
-                self._send("trace", part=part, rows=trace[part][first : first + _MOST_ROWS])
-        self._send("trace", part="left_out", rows=[trace["left_out"]])
+        for event, values in messages(profile, torch, traced=self._settings is not None and self._settings["trace"]):
+            self._send(event, **values)
 
     def __enter__(self) -> "Trial":
         if self._settings is not None:

@@ -3,15 +3,55 @@
 The module `ablate` imports this one in trials only. It needs the standard library only and Python 3.9 or newer.
 """
 
+import json
 import math
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Optional
 
 _MOST_KERNELS = 400
 """Most rows of the kernel table; the rest is added up in one row."""
 REST = "(all others)"
 """Name of that row."""
+_ROWS_OF_MESSAGE, _KERNELS_OF_MESSAGE = 500, 60
+"""Most rows in one message, which keeps it far below the kernel's limit of a datagram."""
 _MOST_EVENTS, _MOST_TRACKS, _MOST_MOMENTS, _LONGEST_NAME = 4000, 64, 400, 120
 """Limits of a step over time, as in ablate.model.measurements.StepTrace."""
+_PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+"""Operators that multiply matrices, and the place of the left one among their arguments."""
+_HALVES = ("c10::BFloat16", "c10::Half")
+"""Torch's names of the types with two bytes, whose products have one peak on each device."""
+_ESTIMATED_BYTES = 48 * 1024
+"""Most shared memory of a block for which torch estimates the occupancy; it says 0 for more."""
+
+
+def profiler(torch: Any) -> Any:
+    """Return torch's profiler for one step. From torch 2.11 on it knows how kernels of a GPU were launched."""
+    if not torch.cuda.is_available():
+        return torch.profiler.profile(profile_memory=True)
+    try:
+        config = torch._C._profiler._ExperimentalConfig(expose_kineto_event_metadata=True)
+    except (AttributeError, TypeError):
+        config = None
+    return torch.profiler.profile(profile_memory=True, record_shapes=True, experimental_config=config)
+
+
+def messages(profile: Any, torch: Any, *, traced: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the messages about a profiled step: its kernels with what is known of them, and the step over time."""
+    table = kernel_table(profile.key_averages())
+    facts = kernel_facts(profile, [row[0] for row in table], torch.cuda.get_device_properties)
+    rows = [[*row, facts.get(row[0], {})] for row in table]
+    for first in range(0, len(rows), _KERNELS_OF_MESSAGE):
+        yield "kernels", {"rows": rows[first : first + _KERNELS_OF_MESSAGE]}
+    if traced:
+        yield from trace_messages(step_trace(profile))
+
+
+def trace_messages(trace: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a step over time in pieces; the last one says so."""
+    for part in ("names", "tracks", "events", "memory"):
+        for first in range(0, len(trace[part]), _ROWS_OF_MESSAGE):
+            yield "trace", {"part": part, "rows": trace[part][first : first + _ROWS_OF_MESSAGE]}
+    yield "trace", {"part": "left_out", "rows": [trace["left_out"]]}
 
 
 def kernel_table(averages: Any) -> list[tuple[str, int, float]]:
@@ -32,6 +72,102 @@ def kernel_table(averages: Any) -> list[tuple[str, int, float]]:
     return rows
 
 
+def kernel_facts(profile: Any, names: Collection[str], gpu: Callable[[int], Any]) -> dict[str, dict[str, Any]]:
+    """Return what is known of these kernels, each as ablate.model.measurements.KernelFacts.
+
+    `gpu` returns torch's properties of a device.
+    """
+    events = [event for event in profile.profiler.kineto_results.events() if _us(event) > 0]
+    products = {event.correlation_id(): product for event in events if (product := _product(event)) is not None}
+    calls: dict[str, list[tuple[float, tuple[Any, ...], Optional[float]]]] = {}
+    parts: dict[int, list[tuple[float, str]]] = {}
+    for event in events:
+        name, us = str(event.name())[:300], _us(event)
+        if _device(event) != "CPU":
+            parts.setdefault(event.linked_correlation_id(), []).append((us, name))
+            calls.setdefault(name, []).append((us, *_launch(event, gpu)))
+    facts = {name: _launches(calls[name]) for name in names if name in calls}
+    for operator, (flops, num_bytes) in products.items():
+        longest = max(parts.get(operator, [(0.0, "")]))[1]
+        if longest in facts:
+            us = math.fsum(part[0] for part in parts[operator])
+            for key, value in (("product_flops", flops), ("product_bytes", num_bytes), ("product_us", us)):
+                facts[longest][key] = round(facts[longest].get(key, 0) + value, 3)
+    return {name: known for name, known in facts.items() if known}
+
+
+def _launches(calls: list[tuple[float, tuple[Any, ...], Optional[float]]]) -> dict[str, Any]:
+    """Return the launch with the most time, the number of different ones, and the mean occupancy over the time."""
+    us_of_launch: dict[tuple[Any, ...], float] = {}
+    for us, launch, _occupancy_of_call in calls:
+        us_of_launch[launch] = us_of_launch.get(launch, 0.0) + us
+    longest = max(us_of_launch, key=lambda launch: us_of_launch[launch])
+    registers, shared, block, grid = longest
+    known = {"registers": registers, "shared_bytes": shared, "block": block, "grid": grid}
+    if any(value is not None for value in longest):
+        known["launches"] = len(us_of_launch)
+    if all(occupancy is not None for _us_of_call, _launch_of_call, occupancy in calls):
+        weighted = math.fsum(us * (occupancy or 0.0) for us, _launch_of_call, occupancy in calls)
+        known["occupancy"] = round(weighted / math.fsum(call[0] for call in calls), 4)
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def _launch(event: Any, gpu: Callable[[int], Any]) -> tuple[tuple[Any, ...], Optional[float]]:
+    """Return registers per thread, shared memory, block and grid of a kernel's call, and its occupancy."""
+    try:
+        known = json.loads(f"{{{event.metadata_json()}}}")
+    except (AttributeError, ValueError):
+        known = {}
+    registers, shared = (_whole(known.get(key)) for key in ("registers per thread", "shared memory"))
+    block, grid = (_sizes(known.get(key)) for key in ("block", "grid"))
+    estimate = known.get("est. achieved occupancy %")
+    if registers is None or shared is None or block is None or grid is None:
+        occupancy = None
+    elif shared > _ESTIMATED_BYTES:
+        occupancy = _occupancy(registers, shared, math.prod(block), math.prod(grid), gpu(event.device_index()))
+    else:
+        occupancy = estimate / 100 if isinstance(estimate, (int, float)) and 0 <= estimate <= 100 else None
+    return (registers, shared, block, grid), occupancy
+
+
+def _whole(value: Any) -> Optional[int]:
+    return value if type(value) is int and 0 <= value < 2**31 else None
+
+
+def _sizes(value: Any) -> Optional[tuple[int, ...]]:
+    sizes = tuple(size for size in value if _whole(size)) if isinstance(value, list) else ()
+    return sizes if len(sizes) == 3 == len(value) else None
+
+
+def _occupancy(registers: int, shared: int, threads: int, blocks: int, gpu: Any) -> Optional[float]:
+    """Return the share of a multiprocessor's threads that its blocks have, with more than 48 KiB of shared memory each.
+
+    A multiprocessor has four parts with a quarter of the registers. They go to warps of 32 threads by 256, and shared
+    memory to blocks by 128 bytes, with 1 KiB for each block itself.
+    """
+    warps = -(-threads // 32)
+    of_warp = -(-registers * 32 // 256) * 256
+    most = gpu.max_threads_per_multi_processor
+    by_registers = 4 * (gpu.regs_per_multiprocessor // 4 // of_warp) // warps if of_warp else blocks
+    by_memory = gpu.shared_memory_per_multiprocessor // (-(-(shared + 1024) // 128) * 128)
+    resident = min(by_registers, by_memory, most // (32 * warps), blocks / gpu.multi_processor_count)
+    return resident * threads / most if resident > 0 else None
+
+
+def _product(event: Any) -> Optional[tuple[int, int]]:
+    """Return FLOPs and bytes of a product of 16-bit matrices, each matrix and the result counted once; else None."""
+    place = _PRODUCTS.get(event.name())
+    if place is None or _device(event) != "CPU":
+        return None
+    matrices, types = event.shapes()[place : place + 2], event.dtypes()[place : place + 2]
+    if [len(matrix) >= 2 for matrix in matrices] != [True, True] or not all(one in _HALVES for one in types):
+        return None
+    left, right = matrices
+    batch, (rows, inner), columns = math.prod(left[:-2]), left[-2:], right[-1]
+    flops, num_bytes = 2 * batch * rows * inner * columns, 2 * batch * (rows * (inner + columns) + inner * columns)
+    return (flops, num_bytes) if flops else None
+
+
 def step_trace(profile: Any) -> dict[str, Any]:
     """Return the profiled step over time, as ablate.model.measurements.StepTrace stores it.
 
@@ -40,8 +176,7 @@ def step_trace(profile: Any) -> dict[str, Any]:
     spans, changes = [], []
     for event in profile.profiler.kineto_results.events():
         start = event.start_ns() / 1e3 if hasattr(event, "start_ns") else float(event.start_us())
-        us = event.duration_ns() / 1e3 if hasattr(event, "duration_ns") else float(event.duration_us())
-        device = str(event.device_type()).rpartition(".")[2]
+        us, device = _us(event), _device(event)
         if event.name() == "[memory]":
             changes.append((start, device != "CPU", int(event.nbytes())))
         elif us > 0:
@@ -66,6 +201,14 @@ def step_trace(profile: Any) -> dict[str, Any]:
         "left_out": len(spans) - len(shown),
         "memory": _memory_over_time(changes, origin),
     }
+
+
+def _us(event: Any) -> float:
+    return event.duration_ns() / 1e3 if hasattr(event, "duration_ns") else float(event.duration_us())
+
+
+def _device(event: Any) -> str:
+    return str(event.device_type()).rpartition(".")[2]
 
 
 def _memory_over_time(changes: list[tuple[float, bool, int]], origin: float) -> list[list[Any]]:

@@ -13,7 +13,7 @@ from ablate.experiments.analysis.verdicts import NOT_OBSERVED, Cause, VariantVer
 from ablate.experiments.design.metrics import METRICS, TARGET_METRICS, WINDOW_METRICS
 from ablate.experiments.outcomes import Decision, VerdictWord
 from ablate.experiments.reporting import sentences, verdict_cells, wording
-from ablate.experiments.reporting.kernel_tables import kernels_table
+from ablate.experiments.reporting.kernel_tables import kernels_table, launches_table
 from ablate.experiments.reporting.outlook import outlook
 from ablate.experiments.reporting.table import Cell, Table, numbers, row, texts
 
@@ -123,7 +123,7 @@ class VerdictLayout:
     requirements: Table
     other_metrics: Table
     kernels: tuple[Table, ...]
-    """Kernels of each variant with a profiled step."""
+    """Kernels of each variant with a profiled step, and their launches where torch's profiler knows them."""
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -152,7 +152,14 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
         requirements=_requirements_table(variants),
         other_metrics=_other_metrics_table(verdict, judged),
         kernels=tuple(
-            kernels_table(one.arm, one.step_kernels, verdict.node_class) for one in judged if one.step_kernels
+            table
+            for one in judged
+            if one.step_kernels
+            for table in (
+                kernels_table(one.arm, one.step_kernels, verdict.node_class),
+                launches_table(one.arm, one.step_kernels),
+            )
+            if table.rows
         ),
     )
 

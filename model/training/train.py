@@ -195,8 +195,7 @@ def train(
         peak_reserved_bytes=max(peak.reserved_bytes for peak in peaks),
         training_s=training_s,
         **exchanged,
-        step_kernels=None if profiled is None else profiled.kernels,
-        step_trace=None if profiled is None else profiled.trace,
+        **({} if profiled is None else profiled._asdict()),
     )
 
 

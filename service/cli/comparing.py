@@ -28,6 +28,7 @@ from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.errors import ExperimentError, SpecError, SpecProblem
 from ablate.experiments.outcomes import AblationState, ExitCode
 from ablate.experiments.records.bundle_files import is_bundle
+from ablate.experiments.reporting.terminal.markdown import pull_request_markdown
 from ablate.experiments.reporting.view import bundle_view
 from ablate.experiments.system.processes import OWN_PYTHON
 from ablate.experiments.system.shell_python import in_shell_python
@@ -111,6 +112,11 @@ class AblationAnswer:
         """The report as one HTML page."""
         with _explained():
             return self._report()
+
+    @property
+    def markdown(self) -> str:
+        """The verdict as Markdown, as `ablate verdict --markdown` prints it."""
+        return pull_request_markdown(self.verdict)
 
     @property
     def rows(self) -> list[dict[str, Any]]:

@@ -112,7 +112,7 @@ def test_projecting_writes_the_answer_where_reviewers_look(
     files = {file.path for file in client.list_artifacts(done.parent_run_id)}
     assert files == {"report.html", "verdict.json", "plan.json", "spec.json", "plots"}
     assert Path(client.download_artifacts(done.parent_run_id, "report.html", str(tmp_path))).read_text() == html
-    assert len(client.list_artifacts(done.parent_run_id, "plots")) == len(registry.DRAWN) - 2, (
+    assert len(client.list_artifacts(done.parent_run_id, "plots")) == len(registry.DRAWN) - 3, (
         "nothing profiled or logged"
     )
 

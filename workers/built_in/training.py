@@ -13,14 +13,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ablate.experiments.in_trial.ablate_profile import kernel_table, step_trace
+from ablate.experiments.in_trial.ablate_profile import kernel_facts, kernel_table, profiler, step_trace
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.compilation_report import CompilationReport, HbmPlan
 from ablate.kernels.errors import KernelUnsupported
 from ablate.kernels.xla.compiler import Order
 from ablate.model.data.corpus import BUILT_IN, NAMED
 from ablate.model.errors import DataError, DatasetDamaged, MeasurementError
-from ablate.model.measurements import ProfiledStep, StepTrace
+from ablate.model.measurements import KernelFacts, ProfiledStep, StepTrace
 from ablate.workers.devices.tpu import Answer, ask_compiler, find_overflow
 from ablate.workers.environment_variables import peer_site
 from ablate.workers.errors import CompilerFailed, DeviceMissing
@@ -135,12 +135,17 @@ def profile_step(step: Callable[[], None], *, traced: bool) -> ProfiledStep:
     """Run a step under torch's profiler; return its kernels, or its operators where the processor computes."""
     import torch
 
-    with torch.profiler.profile(profile_memory=True) as profile:
+    with profiler(torch) as profile:
         step()
     rows = tuple(kernel_table(profile.key_averages()))
     if not rows:
         raise MeasurementError("torch's profiler saw no kernel in the profiled step")
-    return ProfiledStep(rows, StepTrace.model_validate(step_trace(profile)) if traced else None)
+    facts = kernel_facts(profile, [row[0] for row in rows], torch.cuda.get_device_properties)
+    return ProfiledStep(
+        step_kernels=rows,
+        kernel_facts={name: KernelFacts.model_validate(known) for name, known in facts.items()},
+        step_trace=StepTrace.model_validate(step_trace(profile)) if traced else None,
+    )
 
 
 def find_device(device_type: str, devices: int = 1) -> "torch.device":

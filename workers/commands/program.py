@@ -299,6 +299,7 @@ def result_of(config: ProgramArm, ran: ProgramRun, evaluated: Evaluated | None, 
     return TrialResult.partial(
         peak_driver_bytes=samples.peak_bytes,
         program=report,
+        kernel_facts=marks.kernel_facts,
         step_trace=marks.trace,
         program_steps=steps,
         training_began_s=None if slowest is None else slowest.began,

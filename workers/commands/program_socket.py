@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, Type
 
 from ablate.experiments.in_trial.ablate import name_problem
 from ablate.experiments.records.program_report import MOST_KERNEL_US, printable
+from ablate.model.measurements import KernelFacts
 
 _MESSAGE_BYTES, _ANCILLARY_BYTES = 262_144, 256
 _SO_TIMESTAMPNS = 35  # Linux; the module socket has no name for it
@@ -217,10 +218,10 @@ class PackageCode(_Message):
 
 
 class KernelTable(_Message):
-    """Name, calls and microseconds of kernels of the profiled step."""
+    """Name, calls, microseconds and facts of kernels of the profiled step."""
 
     event: Literal["kernels"]
-    rows: tuple[tuple[ShownText, Count, Annotated[float, Strict(), Field(ge=0, le=MOST_KERNEL_US)]], ...]
+    rows: tuple[tuple[ShownText, Count, Annotated[float, Strict(), Field(ge=0, le=MOST_KERNEL_US)], KernelFacts], ...]
 
 
 class TracePart(_Message):

@@ -14,7 +14,7 @@ from ablate.experiments.digest import digest
 from ablate.experiments.in_trial.ablate import MOST_RESULTS
 from ablate.experiments.records.program_report import printable
 from ablate.model.config import StepsConfig
-from ablate.model.measurements import StepTrace
+from ablate.model.measurements import KernelFacts, StepTrace
 from ablate.workers.commands.program_socket import (
     AttestedValues,
     EndedSteps,
@@ -168,6 +168,7 @@ class ProgramMarks:
         self.package: str | None = None
         """Digest of the code of a recipe's package."""
         self.kernels: list[tuple[str, int, float]] = []
+        self.kernel_facts: dict[str, KernelFacts] = {}
         self._trace_parts: dict[str, list[Any]] = {"names": [], "tracks": [], "events": [], "memory": []}
         self.trace: StepTrace | None = None
         self.was_killed = False
@@ -339,7 +340,8 @@ class ProgramMarks:
             case KernelTable(rows=rows):
                 if len(self.kernels) + len(rows) > _MOST_KERNELS:
                     raise ValueError(f"more than {_MOST_KERNELS:,} kernels")
-                self.kernels += [(name[:300], calls, spent_us) for name, calls, spent_us in rows]
+                self.kernels += [(name[:300], calls, spent_us) for name, calls, spent_us, _facts in rows]
+                self.kernel_facts |= {row[0][:300]: row[3] for row in rows if any(row[3].known)}
             case TracePart(part="left_out", rows=rows):
                 parts = self._trace_parts
                 names, tracks = ([printable(str(name)) for name in parts[part]] for part in ("names", "tracks"))

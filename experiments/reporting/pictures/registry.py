@@ -1,6 +1,6 @@
 """All pictures of an ablation, for the report and for MLflow."""
 
-from ablate.experiments.reporting.pictures import curves, differences, forest, memory, trials
+from ablate.experiments.reporting.pictures import curves, differences, forest, memory, roofline, trials
 from ablate.experiments.reporting.pictures.drawing import Picture
 from ablate.experiments.reporting.view import AblationView
 
@@ -13,6 +13,7 @@ DRAWN = (
     curves.validation_curves,
     memory.memory,
     memory.step_memory,
+    roofline.roofline,
 )
 """Pictures in the order of the page."""
 

@@ -113,6 +113,7 @@ def test_a_profiled_step_comes_after_every_measurement_and_changes_none(home: Pa
     rows = profiled.step_kernels
     assert rows is not None
     assert sum(count for name, count, _us in rows if "mm" in name) > 3
+    assert profiled.kernel_facts == {}, "operators of a processor have no launches"
     assert all(count > 0 and spent > 0 for _name, count, spent in rows)
     assert len({name for name, _count, _spent in rows}) == len(rows)
     trace = profiled.step_trace

@@ -3,11 +3,13 @@
 import base64
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,12 +19,16 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
 
 import ablate
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.design.load import load_values, parse_spec
 from ablate.experiments.outcomes import Outcome
+from ablate.experiments.reporting.pages.report import render
 from ablate.experiments.reporting.pictures.forest import forest
+from ablate.experiments.reporting.terminal.markdown import pull_request_markdown
 from ablate.experiments.reporting.view import AblationView
 from ablate.service.cli import comparing, verdict_tables
 from ablate.service.cli.comparing import AblationAnswer, NotCompared
@@ -369,6 +375,21 @@ def test_a_frame_is_of_pandas_or_else_of_polars(
     monkeypatch.setattr(comparing, "find_spec", lambda name: name if name in installed else None)
     one = answer_of(judged("measured")[1])
     assert one.to_frame() == (made_by, one.rows)
+
+
+def test_tensorboard_and_wandb_store_the_answer_as_the_documentation_writes_it(tmp_path: Path) -> None:
+    view, verdict = judged("measured")
+    one = replace(answer_of(verdict), _report=lambda: render(view))
+    with SummaryWriter(tmp_path / "runs") as writer:
+        writer.add_text("ablate", one.markdown)
+    stored = EventAccumulator(str(tmp_path / "runs")).Reload().Tensors("ablate/text_summary")
+    assert [one.tensor_proto.string_val[0].decode() for one in stored] == [pull_request_markdown(verdict)]
+    assert verdict.variants[0].arm in one.markdown
+    source = "import sys, wandb; wandb.init().log({'ablate': wandb.Html(sys.stdin.read(), inject=False)})"
+    quiet = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", source], input=one.report, text=True, check=True, env=quiet, cwd=tmp_path)
+    (page,) = tmp_path.rglob("media/html/*.html")
+    assert page.read_text() == one.report
 
 
 def test_what_is_not_installed_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

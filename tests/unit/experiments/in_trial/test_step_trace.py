@@ -97,7 +97,8 @@ def test_a_program_sends_the_trace_in_pieces_that_give_it_again(seed: int, monke
         marks.take(message.encode(), 0.0)
 
     monkeypatch.setattr(trial, "_send_text", send)
-    trial._send_trace(made)
+    for name, values in ablate_profile.trace_messages(made):
+        trial._send(name, **values)
     assert marks.wrong is None
     assert marks.trace == StepTrace.model_validate(made)
     assert max(sizes) < 200_000, "below the limit of a datagram"

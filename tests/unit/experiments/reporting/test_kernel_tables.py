@@ -3,9 +3,10 @@
 import csv
 import dataclasses
 import io
+import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.programs import MOST_CHANGES, kernels_of
-from ablate.experiments.analysis.verdicts import StepKernels, VariantVerdict
+from ablate.experiments.analysis.verdicts import KernelChange, StepKernels, VariantVerdict
 from ablate.experiments.documents import seal
 from ablate.experiments.outcomes import FailureClass, Outcome, VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED
@@ -21,17 +22,26 @@ from ablate.experiments.reporting.mlflow.parent import parent
 from ablate.experiments.reporting.mlflow.runs import KERNELS_FILE, arm_runs
 from ablate.experiments.reporting.pages.report import render
 from ablate.experiments.reporting.view import AblationView
+from ablate.model.measurements import KernelFacts
 from ablate.service.cli import verdict_tables
 from tests import views
 from tests.program_receipts import plan_of, program_receipt
 
 Rows = Sequence[tuple[str, int, float]]
+Facts = Mapping[str, KernelFacts]
 
 BASE: Rows = [("gemm", 4, 400.0), ("softmax", 2, 50.0), ("cross_entropy", 1, 120.0)]
 FUSED: Rows = [("gemm", 4, 401.0), ("softmax", 3, 70.0), ("liger_cross_entropy", 1, 30.0)]
 
 
-def command_view(own: Rows, base: Rows = BASE, *, without: int | None = None, **changes: Any) -> AblationView:
+def command_view(
+    own: Rows,
+    base: Rows = BASE,
+    *,
+    without: int | None = None,
+    facts: Callable[[int, str], Facts] = lambda _block, _arm: {},
+    **changes: Any,
+) -> AblationView:
     """Return a completed ablation of a command; the trial of block `without` has no table."""
     spec, plan = plan_of(verdict__primary={"metric": "step_s", "margin": "0.5%"}, **changes)
     receipts = [
@@ -41,6 +51,7 @@ def command_view(own: Rows, base: Rows = BASE, *, without: int | None = None, **
             arm,
             reported={"val_bpb": 1.5 + block.index / 10},
             kernels=() if block.index == without else own if arm == "fused" else base,
+            kernel_facts=facts(block.index, arm),
             step_s=0.02 * (1 + 0.0001 * block.index + (0.01 if arm == "fused" else 0)),
         )
         for block in plan.blocks
@@ -179,3 +190,91 @@ def test_names_of_a_program_cannot_control_a_terminal_or_break_a_table() -> None
     assert len(list(csv.reader(io.StringIO(text)))) == 5
     assert only(view).primary is not None
     assert {trial.receipt.outcome for trial in view.trials if trial.receipt} == {Outcome.MEASURED}
+
+
+def launched(registers: int, occupancy: float | None = 0.5, *, blocks: int = 64, launches: int = 1) -> KernelFacts:
+    return KernelFacts(
+        registers=registers,
+        shared_bytes=49152,
+        block=(128, 1, 1),
+        grid=(blocks, 1, 1),
+        launches=launches,
+        occupancy=occupancy,
+    )
+
+
+def change_of(view: AblationView, name: str) -> KernelChange:
+    (change,) = [one for one in kernels(view).changes if one.name == name]
+    return change
+
+
+def terminal_of(view: AblationView) -> str:
+    assert view.verdict is not None
+    console = Console(width=200, file=io.StringIO(), force_terminal=False)
+    for one in verdict_tables.kernels(view.verdict):
+        console.print(one)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_another_launch_of_the_same_kernel_is_named() -> None:
+    def facts(_block: int, arm: str) -> Facts:
+        return {"gemm": launched(168, 0.25) if arm == "fused" else launched(128), "softmax": launched(32)}
+
+    view = command_view(BASE, facts=facts)
+    words = ("168 instead of 128 registers", "an occupancy of 25.0% instead of 50.0%")
+    assert change_of(view, "gemm").launch_differences == words
+    assert change_of(view, "gemm").kind == "launch"
+    assert [change_of(view, name).kind for name in ("softmax", "cross_entropy")] == ["time", "time"]
+    (note,) = [note for note in only(view).notes if "in the profiled step" in note]
+    assert note.endswith(f"; the variant's gemm has {', '.join(words)}")
+    assert kernels(view).same, "they are called equally often"
+    (arm,) = [variant.arm for variant in view.verdict.variants] if view.verdict else []
+    title = f"Launches of the kernels of {arm} against the baseline"
+    for text in (render(view), terminal_of(view), parent(view, "").texts["kernels.md"]):
+        assert title in text
+        assert "128 → 168" in text
+        assert "50\N{NO-BREAK SPACE}% → 25\N{NO-BREAK SPACE}%" in text
+        assert "TFLOP/s</" not in text, "no product is known"
+    (text,) = [run.texts[KERNELS_FILE] for run in arm_runs(view) if KERNELS_FILE in run.texts]
+    rows = {row["kernel"]: row for row in csv.DictReader(io.StringIO(text))}
+    both = ("registers", "registers_baseline", "block", "occupancy", "occupancy_baseline")
+    assert [rows["gemm"][key] for key in both] == ["168", "128", "128x1x1", "0.25", "0.5"]
+    assert [rows["cross_entropy"][key] for key in both] == [""] * 5
+    assert "product_us" not in rows["gemm"]
+
+
+def test_an_occupancy_that_stays_is_not_named() -> None:
+    view = command_view(BASE, facts=lambda _block, arm: {"gemm": launched(168 if arm == "fused" else 128)})
+    assert change_of(view, "gemm").launch_differences == ("168 instead of 128 registers",)
+
+
+def test_more_blocks_of_a_kernel_are_another_size_and_no_other_launch() -> None:
+    view = command_view(BASE, facts=lambda _block, arm: {"gemm": launched(128, blocks=99 if arm == "fused" else 64)})
+    assert change_of(view, "gemm").launch_differences == ()
+    assert {one.kind for one in kernels(view).changes} == {"time"}
+
+
+def test_facts_of_an_arm_are_the_longest_launch_and_means_of_all_its_trials() -> None:
+    def facts(block: int, arm: str) -> Facts:
+        return {"gemm": views.kernel_facts(168 if block < 2 else 128, us=100.0 + block), "softmax": launched(32, None)}
+
+    view = command_view(BASE, facts=facts)
+    blocks = len(view.plan.blocks)
+    use = change_of(view, "gemm").variant
+    assert use is not None
+    assert use.facts is not None
+    assert (use.facts.registers, use.facts.launches) == (128, 2), "of most trials, of which all take equally long"
+    assert use.facts.product_us == pytest.approx(100 + (blocks - 1) / 2)
+    assert use.facts.flops_per_s == pytest.approx(8 * 4096**3 / (100 + (blocks - 1) / 2) * 1e6)
+    assert "TFLOP/s" in render(view)
+    softmax = change_of(view, "softmax").baseline
+    assert softmax is not None
+    assert softmax.facts is not None
+    assert softmax.facts.occupancy is None, "no trial knows it"
+
+
+def test_without_facts_of_each_trial_there_are_none() -> None:
+    view = command_view(BASE, facts=lambda block, _arm: {} if block == 1 else {"gemm": launched(128)})
+    assert all(use is None or use.facts is None for one in kernels(view).changes for use in (one.variant, one.baseline))
+    assert "Launches of the kernels" not in render(view)
+    assert "facts" not in json.dumps(only(view).model_dump(mode="json")["step_kernels"])

@@ -80,7 +80,7 @@ def messages_of(config: ProgramArm, rng: random.Random) -> list[dict[str, Any]]:
         {"event": "losses", "losses": [[i, rng.choice([1.0, -1e308, 1e308])] for i in range(len(ends))]},
         {"event": "tokens", "tokens": [[i, 10] for i in range(len(ends))]},
         {"event": "reported", "values": {"val_bpb": rng.choice([1.5, 0.0, 1e308]), "x\u202e<b>": 5e-324}},
-        {"event": "kernels", "rows": [["aten::mm", 3, 70.5]]},
+        {"event": "kernels", "rows": [["aten::mm", 3, 70.5, {"registers": 168, "grid": [8, 8, 1], "occupancy": 0.25}]]},
         {"event": "ended", "at": closed, "seed": config.seed, "whole": True, "packages": packages, "memory": [1, 2]},
     ]
     return [{"rank": 0, **message} for message in messages]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ablate.model.measurements import KernelFacts
 from ablate.workers.commands.ranks import ProgramMarks
 from tests.programs import program_config
 
@@ -29,7 +30,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "reported": {"values": {"a": 1.0, "val/AR@100": -1e308}},
     "attested": {"values": {"on": True, "kind": "fused", "size": 128}},
     "package": {"digest": "sha256:abc"},
-    "kernels": {"rows": [["aten::mm", 3, 70.5], ["k", 0, 0.0]]},
+    "kernels": {
+        "rows": [["aten::mm", 3, 70.5, {"registers": 168, "block": [128, 1, 1], "occupancy": 0.5}], ["k", 0, 0.0, {}]]
+    },
     "failed": {"type": "builtins.KeyError", "message": "'x'\nmore"},
     "ended": {"at": 9.5, "seed": 7, "whole": True, "packages": {"torch": "2"}, "memory": [1, 2]},
 }
@@ -112,6 +115,22 @@ def is_seed(value: Any) -> bool:
     return whole and -(2**63) <= number < 2**64
 
 
+def is_fact(name: str, value: Any) -> bool:
+    """Return whether a kernel's fact has a value that its name allows."""
+    if value is None or name in ("registers", "shared_bytes", "launches"):
+        return name in FACTS and (value is None or is_size(value))
+    if name in ("block", "grid"):
+        return isinstance(value, list) and len(value) == 3 and all(map(is_size, value))
+    if name in ("product_flops", "product_bytes"):
+        return is_count(value) and value > 0
+    return name in FACTS and is_number(value) and (0 <= value <= 1 if name == "occupancy" else 0 < value <= 1e12)
+
+
+def is_size(value: Any) -> bool:
+    return is_count(value) and value < 2**31
+
+
+FACTS = set(KernelFacts.model_fields)
 RULES: dict[str, Any] = {
     "began": lambda m: (
         is_moment(m["at"])
@@ -137,6 +156,7 @@ RULES: dict[str, Any] = {
         lambda name: isinstance(name, str),
         is_count,
         lambda spent: is_number(spent) and 0 <= spent <= 1e12,
+        lambda facts: isinstance(facts, dict) and all(is_fact(name, value) for name, value in facts.items()),
     ),
     "failed": lambda m: isinstance(m["type"], str) and isinstance(m["message"], str),
     "ended": lambda m: (
@@ -161,6 +181,11 @@ def is_acceptable(message: dict[str, Any]) -> bool:
         return False
 
 
+def rows_in(marks: ProgramMarks) -> list[list[Any]]:
+    facts = {name: one.model_dump(mode="json") for name, one in marks.kernel_facts.items()}
+    return [[*row, facts.get(row[0], {})] for row in marks.kernels]
+
+
 def stored(marks: ProgramMarks, message: dict[str, Any]) -> Any:
     """Return what the marks now have of a message, in the message's own form."""
     rank, event = marks.ranks[message["rank"]], message["event"]
@@ -174,7 +199,7 @@ def stored(marks: ProgramMarks, message: dict[str, Any]) -> Any:
         "loads": lambda: {"loads": [[i, seconds] for i, seconds in rank.loads.items()]},
         "reported": lambda: {"values": marks.reported},
         "attested": lambda: {"values": marks.attested},
-        "kernels": lambda: {"rows": [list(row) for row in marks.kernels]} if rank is marks.ranks.get(0) else {},
+        "kernels": lambda: {"rows": rows_in(marks)} if rank is marks.ranks.get(0) else {},
         "ended": lambda: {"at": rank.closed, "whole": rank.whole, "memory": rank.memory and list(rank.memory)},
     }
     return readings.get(event, dict)()
@@ -193,6 +218,11 @@ def is_same(stored_value: Any, sent: Any) -> bool:
 def shown(name: str) -> str:
     """Return the name of a kernel, which may have any letters, as it is stored."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+
+
+def known_of(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return facts of a kernel as they are stored: without those that are None."""
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def test_drawn_messages_count_exactly_if_the_rules_accept_them() -> None:
@@ -218,7 +248,9 @@ def test_drawn_messages_count_exactly_if_the_rules_accept_them() -> None:
             continue
         accepted += 1
         if event == "kernels":
-            message["rows"] = [[shown(name)[:300], *row] for name, *row in message["rows"]]
+            rows = [[shown(name)[:300], *row, known_of(facts)] for name, *row, facts in message["rows"]]
+            last = {row[0]: row[-1] for row in rows if row[-1]}
+            message["rows"] = [[*row[:-1], last.get(row[0], {})] for row in rows]
         for name, value in stored(marks, message).items():
             if event in ("losses", "tokens", "loads"):  # of one index, the last one counts
                 value, message[name] = dict(value), dict(message[name])
