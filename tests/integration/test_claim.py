@@ -27,7 +27,7 @@ from ablate.workers.leases.service_api import ServiceApi
 from ablate.workers.leases.supervisor import ServiceNode
 from tests.api_stack import Api, receipts_of, running_api
 from tests.bundles import broken_attempt, make_file
-from tests.factories import spec_values
+from tests.factories import command_values, spec_values
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -557,6 +557,25 @@ def test_a_step_over_four_devices_uses_four_device_minutes_in_a_minute(api: Api,
     assert used == pytest.approx(30 * busy, abs=1)
     assert api.attempt(block, "release", failure_class="preempted", message="the worker was asked to stop").is_success
     assert state_of(api, made["id"])["state"] == ("failed" if busy == 4 else "running")
+
+
+def test_two_nodes_use_twice_the_device_minutes_of_one(api: Api) -> None:
+    owner = api.token(f"two-{api.store.writer.dialect.name}", "code", device_minutes=1000)
+    values = command_values(
+        workload__code=None, placement={"node_class": "cpu", "nodes": 2}, limits={"trial": "5m", "device_minutes": 50}
+    )
+    made = api.client.post("/v1/ablations", json=values, headers={**owner, "Idempotency-Key": "two"}).json()
+    node = api.register("of-two", devices=1, lanes={"command*2": None})
+    block = api.claimed(node)
+    (shown,) = [one for one in api.get("/v1/nodes").json()["items"] if one["id"] == node]
+    assert [(one["devices"], shown["devices_free"]) for one in shown["runs"]] == [(1, 0)], "those of the node"
+    with api.store.write() as connection:
+        change = update(attempts).where(attempts.c.id == block["attempt_id"])
+        connection.execute(change.values(started_at=db_now() - 30 * 60))
+    used = api.client.get("/v1/identity", headers=owner).json()["device_minutes_used"]
+    assert used == pytest.approx(60, abs=1)
+    assert api.attempt(block, "release", failure_class="preempted", message="the worker was asked to stop").is_success
+    assert state_of(api, made["id"])["state"] == "failed", "60 of 50 are used"
 
 
 def test_device_minutes_of_broken_attempts_count(api: Api) -> None:

@@ -70,10 +70,12 @@ def test_a_command_goes_only_to_nodes_with_all_of_its_secrets(api: Api) -> None:
 
 
 def test_a_command_over_several_nodes_goes_only_to_workers_with_as_many(api: Api) -> None:
-    over_two = spec_values(**{**command(), "placement": {"node_class": "cpu", "nodes": 2}})
-    two, one = api.post_spec(over_two).json()["id"], api.post_spec(command()).json()["id"]
-    waits = {row["nodes_each"]: row["blocks"] for row in api.get("/v1/waiting").json()["items"]}
+    alone = {**command(), "limits": {"device_minutes": 100_000}}
+    over_two = {**alone, "placement": {"node_class": "cpu", "nodes": 2}}
+    two, one = api.post_spec(over_two).json()["id"], api.post_spec(alone).json()["id"]
+    waits = {row["nodes_each"]: row for row in api.get("/v1/waiting").json()["items"]}
     assert waits.keys() == {1, 2}
+    assert waits[2]["device_minutes"] == 2 * waits[1]["device_minutes"] > 0
     shown = api.client.get("/metrics").text
     assert 'ablate_waiting_nodes{devices="1",node_class="cpu",nodes_each="2"} 0.0' in shown
     assert api.claim(registered(api, "alone", {"command": None}))["ablation_id"] == one  # type: ignore[index]
