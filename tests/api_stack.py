@@ -213,6 +213,12 @@ class Api:
         self._holders[answer.json()["attempt_id"]] = name
         return dict(answer.json())
 
+    def claimed(self, node_id: str, **more: Any) -> dict[str, Any]:
+        """Claim the next block, which is there."""
+        block = self.claim(node_id, **more)
+        assert block is not None
+        return block
+
     def attempt(self, block: dict[str, Any], verb: str, **body: Any) -> httpx.Response:
         message = {"token": block["token"], **body}
         if verb == "report":

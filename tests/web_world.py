@@ -79,13 +79,13 @@ def fill(api: Api) -> WebWorld:
         report(api, block, node, changed=speeds(block["block_index"]), **JUDGED)
     settle(api)
     failing = api.submit(**FAILING)["id"]
-    break_block(api, claimed(api, node))
+    break_block(api, api.claimed(node))
     while block := api.claim(node):
         report(api, block, node, changed=troubles(block["block_index"]), **FAILING)
     settle(api)
     running = api.submit(**RUNNING)["id"]
-    report(api, claimed(api, node), node, **RUNNING)
-    block = claimed(api, node)
+    report(api, api.claimed(node), node, **RUNNING)
+    block = api.claimed(node)
     beat(api, block, range(1, STEPS // 2))
     let_time_pass(api)
     waiting = api.submit(ablation="compiled")["id"]
@@ -102,7 +102,7 @@ def decide(api: Api) -> str:
     peaks = {"baseline": 87_660_000, "chunk-16": 71_510_000, "chunked-loss": 87_660_000, "psiv-on": 89_760_000}
     changed = {arm: {"peak_bytes": 2 * peak} for arm, peak in peaks.items()}
     for _ in range(demo["design"]["blocks"]["count"]):
-        report(api, claimed(api, node), node, changed=changed, **demo)
+        report(api, api.claimed(node), node, changed=changed, **demo)
     settle(api)
     return str(made)
 
@@ -135,13 +135,6 @@ def let_time_pass(api: Api) -> None:
 def act(api: Api, node: str, verb: str, **body: str) -> None:
     """Let an operator stop a node or let it go on."""
     assert api.client.post(f"/v1/nodes/{node}:{verb}", headers=api.admin, **({"json": body} if body else {})).is_success
-
-
-def claimed(api: Api, node: str) -> dict[str, Any]:
-    """Claim the next block, which is there."""
-    block = api.claim(node)
-    assert block is not None
-    return block
 
 
 def report(api: Api, block: dict[str, Any], node: str, **changes: Any) -> None:

@@ -82,8 +82,8 @@ class Plan(Frozen):
 
     @property
     def busy_devices(self) -> int:
-        """Devices that a trial occupies, which is also the device minutes per minute."""
-        return NODE_CLASSES[self.node_class].occupied(self.devices)
+        """Devices that a trial occupies on all its nodes, which is also the device minutes per minute."""
+        return NODE_CLASSES[self.node_class].occupied(self.devices) * self.baseline.config.nodes
 
     @property
     def baseline(self) -> Arm:

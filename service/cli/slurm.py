@@ -143,7 +143,7 @@ class SlurmFleet:
                 f"a block of class {self.node_class} that waits may take {duration(row.least_s)}, and a job has "
                 f"{duration(max(0, self._until_s - _START_S))} for it; raise --time, or lower limits.trial of its spec"
             )
-        return min(most, row.blocks, math.ceil(row.device_minutes * 60 / self.devices / work_s))
+        return min(most, row.blocks, math.ceil(row.device_minutes * 60 / self.devices / self.nodes / work_s))
 
 
 def _slurm_time(seconds: int) -> str:

@@ -12,7 +12,6 @@ from sqlalchemy import Connection, Row
 from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.packages import nodes_of_lane
 from ablate.experiments.design.plan import Plan
-from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import AblationState
 from ablate.experiments.reporting.wording import counted, duration
 from ablate.service.lifecycle import OVER
@@ -220,15 +219,15 @@ def _time_left_s(row: Row[Any], snapshot: _Snapshot, before_s: float, nodes: int
     rests = [_rest_s(block, snapshot.paces) for block in snapshot.own.get(row.id, ())]
     queued_s = 0.0
     if row.blocks_queued:
-        queued_s = _queued_s(row, block_s, snapshot.places[row.id].needs.devices)
+        queued_s = _queued_s(row, block_s, snapshot.places[row.id].needs)
     at_once = max(1, min(nodes, len(rests) + row.blocks_queued))
     last_s = before_s + (sum(rests) + queued_s) / at_once if queued_s else 0.0
     return max([last_s, *rests]) or None
 
 
-def _queued_s(row: Row[Any], block_s: float, devices: int) -> float:
+def _queued_s(row: Row[Any], block_s: float, needs: Needs) -> float:
     """Return how long an ablation's queued blocks take one after another, as far as its device minutes pay for them."""
-    allowed_s: float = row.device_minutes * 60 / NODE_CLASSES[row.node_class].occupied(devices) - row.device_s
+    allowed_s: float = row.device_minutes * 60 / needs.busy_devices(row.node_class) - row.device_s
     return min(int(row.blocks_queued) * block_s, max(0.0, allowed_s))
 
 
@@ -254,8 +253,8 @@ def demand(connection: Connection, *, silent_s: float) -> list[WaitingPublic]:
 def _queued_minutes(row: Row[Any], paces: Mapping[str, Pace]) -> float:
     """Return the device minutes of an ablation's queued blocks; without any block time, each counts with its limit."""
     block_s = _block_s(row, paces)
-    seconds = _queued_s(row, row.limit_s if block_s is None else block_s, row.num_devices)
-    return seconds * NODE_CLASSES[row.node_class].occupied(row.num_devices) / 60
+    needs = queue.needs_of(row)
+    return _queued_s(row, row.limit_s if block_s is None else block_s, needs) * needs.busy_devices(row.node_class) / 60
 
 
 def _count_eligible(nodes: Sequence[Row[Any]], rows: Sequence[Row[Any]], silent_s: float) -> int:

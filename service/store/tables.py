@@ -309,7 +309,8 @@ blocks = Table(
     Column("node_class", String(32), nullable=False),
     Column("lanes", String(64), nullable=False, default=""),
     Column("back_ends", Text, nullable=False, default=""),  # each name between two commas
-    Column("num_devices", Integer, nullable=False, default=1),
+    Column("num_devices", Integer, nullable=False, default=1),  # on each node
+    Column("num_nodes", Integer, nullable=False, default=1),
     Column("state", String(16), nullable=False),
     Column("attempt_no", Integer, nullable=False, default=0),
     Column("attempt_id", String(30)),

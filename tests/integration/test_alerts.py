@@ -42,8 +42,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, set
     with running_api("sqlite", tmp_path_factory.mktemp("alerts")) as api:
         api.submit()
         node = api.register()
-        block = api.claim(node)
-        assert block is not None
+        block = api.claimed(node)
         api.attempt(block, "report", failure_class="crash", message="it broke")
         api.client.get("/nowhere")
         text = api.client.get("/metrics").text

@@ -67,8 +67,7 @@ def test_a_placement_goes_from_post_to_claim(
     stored = api.get(f"/v1/ablations/{made['id']}").json()
     assert stored["node_class"] == node_class
     assert all(api.claim(node_id) is None for name, node_id in nodes.items() if name != node_class)
-    block = api.claim(nodes[node_class])
-    assert block is not None
+    block = api.claimed(nodes[node_class])
     assert block["ablation_id"] == made["id"]
     text = api.get(f"/v1/ablations/{made['id']}/spec").json()
     assert parse_spec(text["text"].encode(), text["content_type"]).placement.node_class == node_class
@@ -80,8 +79,7 @@ def test_a_spec_without_a_placement_takes_the_only_kind_or_is_refused_with_the_l
     assert "no node is known that could choose one" in refused.text
     on_cpu = api.register()
     made = api.post_spec(without_placement(None)).json()
-    block = api.claim(on_cpu)
-    assert block is not None
+    block = api.claimed(on_cpu)
     assert block["ablation_id"] == made["id"]
     api.register("node-b", "rtx-4090", devices=1)
     (problem,) = api.post_spec(without_placement(None)).json()["errors"]

@@ -27,7 +27,7 @@ from ablate.workers.leases.service_api import ServiceApi
 from ablate.workers.leases.supervisor import ServiceNode
 from tests.api_stack import Api, receipts_of, running_api
 from tests.bundles import broken_attempt, make_file
-from tests.factories import spec_values
+from tests.factories import command_values, spec_values
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -61,18 +61,12 @@ def state_of(api: Api, ablation_id: str) -> dict[str, Any]:
     return dict(api.get(f"/v1/ablations/{ablation_id}").json())
 
 
-def claimed(api: Api, node_id: str) -> dict[str, Any]:
-    block = api.claim(node_id)
-    assert block is not None
-    return block
-
-
 def test_claim_gives_the_block_that_a_plan_file_gives(api: Api) -> None:
     file = make_file(limits={"trial": "90s"})
     made = api.submit(limits={"trial": "90s"})
     node = api.register()
     for index in range(6):
-        block = claimed(api, node)
+        block = api.claimed(node)
         theirs = file.claimed(index, attempt_id=block["attempt_id"], attempt_no=1).model_dump(mode="json")
         places = range(len(block["trials"]))
         for place, here, there in zip(places, block["trials"], theirs["trials"], strict=True):
@@ -97,8 +91,7 @@ CLAIM = "A" * 22
 def test_a_claim_whose_answer_was_lost_returns_the_same_attempt_again(api: Api) -> None:
     made = api.submit()
     node = api.register("once", devices=1)
-    lost = api.claim(node, claim_id=CLAIM)
-    assert lost is not None
+    lost = api.claimed(node, claim_id=CLAIM)
     with api.store.write() as connection:
         connection.execute(update(blocks).where(blocks.c.id == lost["block_id"]).values(lease_until=db_now() + 1))
     assert api.claim(node, claim_id=CLAIM) == lost
@@ -110,8 +103,7 @@ def test_a_claim_whose_answer_was_lost_returns_the_same_attempt_again(api: Api) 
         busy = api.client.post("/v1/blocks:claim", headers=api.worker_of("once"), json={"node_id": node, **other})
         assert busy.status_code == 409
     assert api.attempt(lost, "report", receipts=receipts_of(lost, node)).status_code == 200
-    after = api.claim(node, claim_id=CLAIM)
-    assert after is not None
+    after = api.claimed(node, claim_id=CLAIM)
     assert (after["block_id"], after["token"]) != (lost["block_id"], lost["token"]), "an ended attempt is not returned"
     wide = api.register("wide", devices=2)
     one, two = (api.claim(wide, claim_id=letter * 22) for letter in "CD")
@@ -121,8 +113,7 @@ def test_a_claim_whose_answer_was_lost_returns_the_same_attempt_again(api: Api) 
     stop = {"device_state": "quarantined", "device_reason": "its fan is loud"}
     assert api.claim(wide, claim_id="C" * 22, **stop) == one, "its worker gives it back"
     assert api.claim(wide, claim_id="E" * 22, **stop) is None
-    stolen = api.claim(api.register("thief"), claim_id="C" * 22)
-    assert stolen is not None
+    stolen = api.claimed(api.register("thief"), claim_id="C" * 22)
     assert stolen["block_id"] != one["block_id"], "another node's attempt is never returned"
 
 
@@ -172,7 +163,7 @@ def test_many_claimers_never_get_the_same_block(api: Api) -> None:
 
 def test_heartbeat_renews_and_shows_progress_and_log(api: Api) -> None:
     made = api.submit()
-    block = claimed(api, api.register())
+    block = api.claimed(api.register())
     trial = block["trials"][0]["trial_id"]
     progress = [{"trial_id": trial, "steps_done": 2, "steps_total": 5, "tokens_per_s": 10.5, "loss": 8.1}]
     first = {"trial_id": trial, "offset": 0, "text": "grüße\n"}
@@ -190,8 +181,7 @@ def test_heartbeat_renews_and_shows_progress_and_log(api: Api) -> None:
 def test_the_log_of_a_broken_attempt_is_read_until_the_next_attempt_begins(api: Api) -> None:
     api.submit()
     node = api.register("full-disk")  # others of this module broke on the usual one
-    block = api.claim(node)
-    assert block is not None
+    block = api.claimed(node)
     trial = block["trials"][0]["trial_id"]
     step = {"trial_id": trial, "steps_done": 1, "steps_total": 9}
     log = {"trial_id": trial, "offset": 0, "text": "it broke\n"}
@@ -200,15 +190,14 @@ def test_the_log_of_a_broken_attempt_is_read_until_the_next_attempt_begins(api: 
     assert api.get(f"/v1/trials/{trial}/log").text == "it broke\n"
     with api.store.write() as connection:
         connection.execute(update(blocks).values(not_before=0.0, avoid_node_id=None))
-    again = api.claim(node)
-    assert again is not None
+    again = api.claimed(node)
     assert again["block_id"] == block["block_id"]
     assert api.get(f"/v1/trials/{trial}/log").text == ""
 
 
 def test_log_with_a_gap_is_refused_and_changes_nothing(api: Api) -> None:
     api.submit()
-    block = claimed(api, api.register())
+    block = api.claimed(api.register())
     trial = block["trials"][0]["trial_id"]
     answer = api.attempt(block, "heartbeat", logs=[{"trial_id": trial, "offset": 7, "text": "late"}])
     assert answer.status_code == 422
@@ -239,7 +228,7 @@ def test_whole_ablation_completes_and_asks_for_its_verdict(api: Api) -> None:
 def test_report_that_does_not_fit_is_422_and_changes_nothing(api: Api) -> None:
     made = api.submit()
     node = api.register()
-    block = claimed(api, node)
+    block = api.claimed(node)
     good = receipts_of(block, node)
     tampered = [{**good[0], "wall_s": 99.0}, *good[1:]]
     swapped = receipts_of({**block, "attempt_id": "att_other"}, node)
@@ -256,7 +245,7 @@ def test_report_that_does_not_fit_is_422_and_changes_nothing(api: Api) -> None:
 def test_expired_lease_requeues_and_fences_the_old_attempt(api: Api) -> None:
     made = api.submit()
     node = api.register()
-    old = claimed(api, node)
+    old = api.claimed(node)
     assert api.attempt(old, "heartbeat", progress=[_step(old, 1)]).status_code == 200
     assert expire(api) == 1
     stored = state_of(api, made["id"])
@@ -267,7 +256,7 @@ def test_expired_lease_requeues_and_fences_the_old_attempt(api: Api) -> None:
         assert answer.json()["type"].endswith("stale-token")
     assert state_of(api, made["id"]) == stored
     ready(api)
-    new = claimed(api, node)
+    new = api.claimed(node)
     assert new["block_id"] == old["block_id"]
     assert (new["attempt_no"], new["token"] != old["token"]) == (2, True)
     trials = api.get(f"/v1/ablations/{made['id']}/trials?limit=3").json()["items"]
@@ -285,7 +274,7 @@ def _step(block: dict[str, Any], steps_done: int, place: int = 0) -> dict[str, A
 def test_late_report_counts_while_the_block_was_not_requeued(api: Api) -> None:
     api.submit()
     node = api.register()
-    block = claimed(api, node)
+    block = api.claimed(node)
     with api.store.write() as connection:
         connection.execute(update(blocks).where(blocks.c.id == block["block_id"]).values(lease_until=db_now() - 60))
     assert api.attempt(block, "report", receipts=receipts_of(block, node)).json()["block_state"] == "done"
@@ -296,7 +285,7 @@ def test_attempts_that_are_used_up_fail_block_and_ablation(api: Api) -> None:
     node = api.register()
     limit = FailureClass.TIMEOUT.rule.attempts
     for _ in range(6 * limit):
-        block = claimed(api, node)
+        block = api.claimed(node)
         answer = api.attempt(block, "report", failure_class="timeout", message="trial took\x00 too long")
         assert answer.status_code == 200
         ready(api)
@@ -319,7 +308,7 @@ def test_block_is_over_after_the_same_failures_as_in_an_air_gapped_run(api: Api)
     for _ in range(8):
         made, broken, index = api.submit(), [], 0
         while index == 0:
-            block = claimed(api, node)
+            block = api.claimed(node)
             for trial in block["trials"]:
                 assert trial["final_failures"] == [*final_failures(breaks(broken), index, trial["arm"])]
             failure = rng.choice(list(FailureClass))
@@ -342,9 +331,9 @@ def test_block_is_over_after_the_same_failures_as_in_an_air_gapped_run(api: Api)
 def test_arm_that_was_late_before_has_it_as_its_result_in_every_later_block(api: Api) -> None:
     made = api.submit()
     node = api.register()
-    api.attempt(claimed(api, node), "report", failure_class="timeout", arm="psiv-on", message="slow")
+    api.attempt(api.claimed(node), "report", failure_class="timeout", arm="psiv-on", message="slow")
     for _ in range(6):
-        block = claimed(api, node)
+        block = api.claimed(node)
         late = {trial["arm"] for trial in block["trials"] if "timeout" in trial["final_failures"]}
         assert late == {"psiv-on"}
         broke = {"outcome": "timeout", "failure_class": "timeout", "message": "slow"}
@@ -355,7 +344,7 @@ def test_arm_that_was_late_before_has_it_as_its_result_in_every_later_block(api:
 
 def test_break_by_an_arm_that_the_block_does_not_hold_is_refused(api: Api) -> None:
     api.submit()
-    block = claimed(api, api.register())
+    block = api.claimed(api.register())
     answer = api.attempt(block, "report", failure_class="timeout", arm="stranger", message="slow")
     assert answer.status_code == 422
     assert "its arms: baseline, chunk-32, psiv-on" in answer.text
@@ -375,7 +364,7 @@ def test_silent_node_is_told_with_the_arm_that_ran_last(api: Api) -> None:
     ]
     for number, (progress, running) in enumerate(beats, start=1):
         ready(api)
-        block = claimed(api, node)
+        block = api.claimed(node)
         for place, more in progress:
             api.attempt(block, "heartbeat", progress=[{**_step(block, 1, place), **more}])
         expire(api)
@@ -396,13 +385,13 @@ def test_a_trial_names_its_node_and_while_it_runs_again_what_broke_before(api: A
         return {(row["node"], row["broke"]) for row in rows if row["block_index"] == 0}
 
     assert nodes_and_failures() == {(None, None)}
-    block = claimed(api, node)
+    block = api.claimed(node)
     assert nodes_and_failures() == {("first", None)}
     api.attempt(block, "report", failure_class="timeout", message="memory went")
     ((_, broke),) = nodes_and_failures()
     assert broke == "memory went"
     ready(api)
-    again = claimed(api, api.register("second"))
+    again = api.claimed(api.register("second"))
     assert again["block_id"] == block["block_id"]
     assert nodes_and_failures() == {("second", "memory went")}
     ended = receipts_of(again, api.register("second"))
@@ -414,7 +403,7 @@ def test_one_failed_block_leaves_the_rest_to_count(api: Api) -> None:
     made = api.submit()
     node = api.register()
     for state in ("queued", "failed"):
-        block = claimed(api, node)
+        block = api.claimed(node)
         assert api.attempt(block, "report", failure_class="timeout", message="x").json()["block_state"] == state
     assert api.finish(node) == 5
     shown = state_of(api, made["id"])
@@ -424,7 +413,7 @@ def test_one_failed_block_leaves_the_rest_to_count(api: Api) -> None:
 def test_cancel_running_waits_for_the_worker(api: Api) -> None:
     made = api.submit()
     node = api.register()
-    block = claimed(api, node)
+    block = api.claimed(node)
     assert api.cancel(made["id"]).json()["state"] == "cancelling"
     assert api.cancel(made["id"]).json()["state"] == "cancelling"
     assert api.claim(node) is None
@@ -437,7 +426,7 @@ def test_cancel_running_waits_for_the_worker(api: Api) -> None:
 
 def test_cancel_running_without_a_worker_ends_when_the_lease_does(api: Api) -> None:
     made = api.submit()
-    claimed(api, api.register())
+    api.claimed(api.register())
     api.cancel(made["id"])
     assert expire(api) == 1
     assert state_of(api, made["id"])["state"] == "cancelled"
@@ -452,7 +441,7 @@ def progress_of(api: Api, block: dict[str, Any]) -> list[dict[str, Any]]:
 def test_every_move_is_an_event_in_order_with_actor_and_reason(api: Api) -> None:
     made = api.submit()
     node = api.register()
-    block = claimed(api, node)
+    block = api.claimed(node)
     api.attempt(block, "heartbeat", progress=[_step(block, 1)])
     api.attempt(block, "heartbeat", progress=[_step(block, 2)])
     assert [data["steps_done"] for data in progress_of(api, block)] == [2]
@@ -476,7 +465,7 @@ def test_every_move_is_an_event_in_order_with_actor_and_reason(api: Api) -> None
 
 def test_a_block_that_waits_on_its_node_says_for_what_until_it_runs(api: Api) -> None:
     made = api.submit()
-    block = claimed(api, api.register())
+    block = api.claimed(api.register())
     assert state_of(api, made["id"])["waiting_for"] is None
     for left in (60, 59):
         api.attempt(block, "heartbeat", waits_for=f"quiet: others take 70% of the cores' time\0; {left} s more")
@@ -495,7 +484,7 @@ def test_a_block_that_waits_on_its_node_says_for_what_until_it_runs(api: Api) ->
 def test_progress_events_are_dropped_with_the_block_that_they_describe(api: Api) -> None:
     made = api.submit()
     node = api.register()
-    block = claimed(api, node)
+    block = api.claimed(node)
     for step in range(1, 4):
         api.attempt(block, "heartbeat", progress=[_step(block, step)])
     api.attempt(block, "report", receipts=receipts_of(block, node))
@@ -514,7 +503,7 @@ def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
     limits = {"trial": "5m", "device_minutes": 1e-7, "priority": 99}
     made = api.submit(limits=limits)
     node_id = api.register()
-    block = claimed(api, node_id)
+    block = api.claimed(node_id)
     assert block["ablation_id"] == made["id"]
     assert api.attempt(block, "report", receipts=receipts_of(block, node_id, limits=limits)).status_code == 200
     shown = state_of(api, made["id"])
@@ -527,7 +516,7 @@ def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
     with api.store.read() as connection:
         assert "of 1e-07 device minutes is used up" in str(circumstances_of(connection, made["id"]).not_run)
     spoiled = api.submit(limits=limits, ablation="spoiled")
-    block = claimed(api, node_id)
+    block = api.claimed(node_id)
     api.attempt(block, "report", failure_class="disturbed", arm="baseline", message="others took 70%")
     assert state_of(api, spoiled["id"])["state"] == "failed"
     said = reasons_of(api, spoiled["id"])[-1]
@@ -560,7 +549,7 @@ def test_a_step_over_four_devices_uses_four_device_minutes_in_a_minute(api: Api,
         limits={"trial": "5m", "device_minutes": 100},
     )
     made = api.client.post("/v1/ablations", json=values, headers={**owner, "Idempotency-Key": node_class}).json()
-    block = claimed(api, api.register(f"of-{node_class}", node_class, devices=4))
+    block = api.claimed(api.register(f"of-{node_class}", node_class, devices=4))
     with api.store.write() as connection:
         change = update(attempts).where(attempts.c.id == block["attempt_id"])
         connection.execute(change.values(started_at=db_now() - 30 * 60))
@@ -570,8 +559,27 @@ def test_a_step_over_four_devices_uses_four_device_minutes_in_a_minute(api: Api,
     assert state_of(api, made["id"])["state"] == ("failed" if busy == 4 else "running")
 
 
+def test_two_nodes_use_twice_the_device_minutes_of_one(api: Api) -> None:
+    owner = api.token(f"two-{api.store.writer.dialect.name}", "code", device_minutes=1000)
+    values = command_values(
+        workload__code=None, placement={"node_class": "cpu", "nodes": 2}, limits={"trial": "5m", "device_minutes": 50}
+    )
+    made = api.client.post("/v1/ablations", json=values, headers={**owner, "Idempotency-Key": "two"}).json()
+    node = api.register("of-two", devices=1, lanes={"command*2": None})
+    block = api.claimed(node)
+    (shown,) = [one for one in api.get("/v1/nodes").json()["items"] if one["id"] == node]
+    assert [(one["devices"], shown["devices_free"]) for one in shown["runs"]] == [(1, 0)], "those of the node"
+    with api.store.write() as connection:
+        change = update(attempts).where(attempts.c.id == block["attempt_id"])
+        connection.execute(change.values(started_at=db_now() - 30 * 60))
+    used = api.client.get("/v1/identity", headers=owner).json()["device_minutes_used"]
+    assert used == pytest.approx(60, abs=1)
+    assert api.attempt(block, "release", failure_class="preempted", message="the worker was asked to stop").is_success
+    assert state_of(api, made["id"])["state"] == "failed", "60 of 50 are used"
+
+
 def test_device_minutes_of_broken_attempts_count(api: Api) -> None:
     made = api.submit(limits={"trial": "5m", "device_minutes": 1e-7, "priority": 99})
-    block = claimed(api, api.register())
+    block = api.claimed(api.register())
     assert api.attempt(block, "report", failure_class="timeout", message="too slow").status_code == 200
     assert state_of(api, made["id"])["state"] == "failed"

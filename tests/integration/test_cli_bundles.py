@@ -165,8 +165,7 @@ def test_a_receipt_fetched_alone_says_who_signed_its_block(tmp_path: Path, api: 
     made = api.submit()
     node_id = api.register()
     for _ in range(2):
-        block = api.claim(node_id)
-        assert block is not None
+        block = api.claimed(node_id)
         assert api.attempt(block, "report", receipts=receipts_of(block, node_id)).status_code == 200
     trials = [row["id"] for row in api.get(f"/v1/ablations/{made['id']}/trials").json()["items"]]
     path, every = tmp_path / "receipt.json", tmp_path / "receipts.json"

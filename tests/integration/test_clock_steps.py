@@ -62,12 +62,6 @@ def repairs(api: Api) -> Reconciler:
     return made
 
 
-def claimed(api: Api, node: str) -> dict[str, Any]:
-    block = api.claim(node)
-    assert block is not None
-    return block
-
-
 def used_s(api: Api, block: dict[str, Any]) -> float:
     with api.store.read() as connection:
         own = select(attempts.c.started_at, attempts.c.ended_at, db_now()).where(attempts.c.id == block["attempt_id"])
@@ -82,7 +76,7 @@ def test_an_attempt_survives_a_step_and_is_charged_for_its_own_time(
 ) -> None:
     made = api.submit(limits=LIMITS)
     node = api.register()
-    block = claimed(api, node)
+    block = api.claimed(node)
     for _ in range(4):
         clocks.wait(20)
         assert api.attempt(block, "heartbeat").json()["lease_s"] == LEASE_S
@@ -111,7 +105,7 @@ def test_the_lease_of_a_silent_worker_ends_one_lease_after_a_step(
     owner = api.token("owner", "submit", device_minutes=1000)
     headers = {**owner, "Idempotency-Key": "one"}
     api.client.post("/v1/ablations", json=spec_values(limits=LIMITS), headers=headers)
-    block = claimed(api, api.register())
+    block = api.claimed(api.register())
     clocks.step(step_s)
     running = select(blocks.c.state).where(blocks.c.id == block["block_id"])
     for passed_s, state in ((0, "running"), (20, "running"), (LEASE_S, "queued")):
@@ -126,7 +120,7 @@ def test_the_lease_of_a_silent_worker_ends_one_lease_after_a_step(
 
 def test_a_lapsed_lease_uses_no_more_time(api: Api, clocks: Clocks) -> None:
     api.submit()
-    block = claimed(api, api.register())
+    block = api.claimed(api.register())
     clocks.wait(3600)
     assert Reconciler(api.store, lease_s=LEASE_S).expire_leases() == 1
     assert used_s(api, block) == pytest.approx(LEASE_S, abs=5)
@@ -137,7 +131,7 @@ def test_duties_and_pauses_do_not_wait_for_a_clock_that_went_back(api: Api, cloc
     dead.renew()
     made = api.submit()
     node = api.register()
-    api.attempt(claimed(api, node), "report", failure_class="invalid_measurement", message="noise")
+    api.attempt(api.claimed(node), "report", failure_class="invalid_measurement", message="noise")
     with api.store.write() as connection:
         outbox.add(connection, OutboxKind.JUDGE, made["id"])
     clocks.step(-2 * 3600)
@@ -146,7 +140,7 @@ def test_duties_and_pauses_do_not_wait_for_a_clock_that_went_back(api: Api, cloc
         assert [row.key for row in outbox.due(connection, OutboxKind.JUDGE, limit=9)] == [made["id"]]
     successor.renew()
     assert successor.leads
-    assert claimed(api, node)["attempt_no"] == 2
+    assert api.claimed(node)["attempt_no"] == 2
 
 
 @pytest.mark.parametrize("step_s", STEPS_S)

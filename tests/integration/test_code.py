@@ -97,8 +97,7 @@ def test_an_archive_is_stored_once_and_comes_back_byte_for_byte(api: Api) -> Non
     accepted = submit_with(api, digest)
     assert accepted.status_code == 202, accepted.text
     node = api.register(lanes={"command": None})
-    block = api.claim(node)
-    assert block is not None
+    block = api.claimed(node)
     path = f"/v1/attempts/{block['attempt_id']}/code/"
     answer = api.client.get(path + digest, headers=api.worker_of("node-a"))
     assert (answer.status_code, answer.content) == (200, content)
@@ -159,8 +158,7 @@ def test_the_archive_of_an_evaluation_is_needed_and_comes_with_every_block(api: 
     assert (refused.status_code, "#/workload/evaluate/code" in refused.text) == (422, True)
     upload(api, judging)
     assert submit_with(api, digest_of(content), **changes).status_code == 202
-    block = api.claim(api.register(lanes={"command": None}))
-    assert block is not None
+    block = api.claimed(api.register(lanes={"command": None}))
     assert {trial["config"]["evaluate"]["code"]["archive"] for trial in block["trials"]} == {digest_of(judging)}
     path = f"/v1/attempts/{block['attempt_id']}/code/"
     for own in (content, judging):

@@ -45,14 +45,12 @@ def test_a_command_goes_only_to_nodes_that_take_it_in_its_python_environment(api
     waits = api.get(f"/v1/ablations/{plain}").json()["waiting_for"]
     assert "'untried' takes no commands" in waits
     assert "'refuses' takes no commands" in waits
-    first = api.claim(registered(api, "takes", {"reference": None, "command": None}))
-    assert first is not None
+    first = api.claimed(registered(api, "takes", {"reference": None, "command": None}))
     assert first["ablation_id"] == plain
     assert first["trials"][0]["config"]["command"] == ["python", "train.py"]
     waits = api.get(f"/v1/ablations/{lab}").json()["waiting_for"]
     assert "'takes' takes no commands in Python environment 'lab'" in waits
-    second = api.claim(registered(api, "both", {"command": None, "command:lab": None, "command:more": None}))
-    assert second is not None
+    api.claimed(registered(api, "both", {"command": None, "command:lab": None, "command:more": None}))
     assert api.claim(registered(api, "only", {"command:lab": None}))["ablation_id"] == lab  # type: ignore[index]
 
 
@@ -65,18 +63,19 @@ def test_a_command_goes_only_to_nodes_with_all_of_its_secrets(api: Api) -> None:
     waits = api.get(f"/v1/ablations/{needs}").json()["waiting_for"]
     assert "'lacks-0' has no secret HF_TOKEN and HF_TOKEN_2 (ABLATE_SECRETS)" in waits
     assert "'lacks-1' has no secret HF_TOKEN_2 (ABLATE_SECRETS)" in waits
-    block = api.claim(registered(api, "has-both", {**both, "secret:MORE": None}))
-    assert block is not None
+    block = api.claimed(registered(api, "has-both", {**both, "secret:MORE": None}))
     assert block["trials"][0]["config"]["secrets"] == ["HF_TOKEN", "HF_TOKEN_2"]
     plan = api.client.post("/v1/ablations:plan", json=command(secrets=["A"]), headers=api.token("ada", "code"))
     assert "'has-both' has no secret A (ABLATE_SECRETS)" in plan.text
 
 
 def test_a_command_over_several_nodes_goes_only_to_workers_with_as_many(api: Api) -> None:
-    over_two = spec_values(**{**command(), "placement": {"node_class": "cpu", "nodes": 2}})
-    two, one = api.post_spec(over_two).json()["id"], api.post_spec(command()).json()["id"]
-    waits = {row["nodes_each"]: row["blocks"] for row in api.get("/v1/waiting").json()["items"]}
+    alone = {**command(), "limits": {"device_minutes": 100_000}}
+    over_two = {**alone, "placement": {"node_class": "cpu", "nodes": 2}}
+    two, one = api.post_spec(over_two).json()["id"], api.post_spec(alone).json()["id"]
+    waits = {row["nodes_each"]: row for row in api.get("/v1/waiting").json()["items"]}
     assert waits.keys() == {1, 2}
+    assert waits[2]["device_minutes"] == 2 * waits[1]["device_minutes"] > 0
     shown = api.client.get("/metrics").text
     assert 'ablate_waiting_nodes{devices="1",node_class="cpu",nodes_each="2"} 0.0' in shown
     assert api.claim(registered(api, "alone", {"command": None}))["ablation_id"] == one  # type: ignore[index]
@@ -84,8 +83,7 @@ def test_a_command_over_several_nodes_goes_only_to_workers_with_as_many(api: Api
     reason = api.get(f"/v1/ablations/{two}").json()["waiting_for"]
     assert "'alone' has 1 node of a cluster, and a block needs 2" in reason
     assert "'three' has 3 nodes of a cluster, and a block needs 2" in reason
-    block = api.claim(registered(api, "pair", {"command*2": None, "secret:KEY": None}))
-    assert block is not None
+    block = api.claimed(registered(api, "pair", {"command*2": None, "secret:KEY": None}))
     assert (block["ablation_id"], block["trials"][0]["config"]["nodes"]) == (two, 2)
 
 
@@ -97,8 +95,7 @@ def test_a_node_with_secrets_takes_commands_that_need_none(api: Api) -> None:
 def test_a_node_without_commands_still_takes_recipes_beside_waiting_commands(api: Api) -> None:
     api.post_spec(command())
     recipe = api.submit()["id"]
-    block = api.claim(registered(api, "scans", {"reference": None}))
-    assert block is not None
+    block = api.claimed(registered(api, "scans", {"reference": None}))
     assert block["ablation_id"] == recipe
 
 
@@ -119,14 +116,12 @@ def test_a_command_on_several_devices_waits_for_a_node_that_has_them_free(api: A
     assert api.claim(gpus(api, "one", 1)) is None
     assert "'one' has 1 device, and a block needs 2" in api.get(f"/v1/ablations/{pair}").json()["waiting_for"]
     three = gpus(api, "three", 3)
-    first = api.claim(three)
-    assert first is not None
+    first = api.claimed(three)
     assert first["trials"][0]["config"]["devices"] == 2
     assert (free(api, "one"), free(api, "three")) == (1, 1)
     assert api.claim(three) is None, "one device is free, and every waiting block needs two"
     single = api.post_spec(command() | {"placement": {"node_class": "h100"}}, key="single").json()["id"]
-    second = api.claim(three)
-    assert second is not None
+    second = api.claimed(three)
     assert second["ablation_id"] == single
     assert free(api, "three") == 0
     api.attempt(first, "release", failure_class="preempted", message="the worker was asked to stop")

@@ -163,8 +163,7 @@ def test_a_node_leaves_with_its_allocation_and_its_results_stay(api: Api) -> Non
     node = str(join(api, "guest", key).json()["node_id"])
     api._keys["guest"], api._names[node] = bearer(key), "guest"
     api.submit()
-    block = api.claim(node)
-    assert block is not None
+    block = api.claimed(node)
     assert api.attempt(block, "report", receipts=receipts_of(block, node)).status_code == 200
     trial = block["trials"][0]["trial_id"]
     receipt, trusted = api.get(f"/v1/trials/{trial}/receipt").content, api.get("/v1/keys").json()

@@ -27,8 +27,7 @@ def failing(*arms: str, outcome: str = "failed", message: str = DENIED) -> dict[
 
 
 def report(api: Api, node: str, changed: dict[str, Any], **spec: Any) -> None:
-    block = api.claim(node)
-    assert block is not None
+    block = api.claimed(node)
     answer = api.attempt(block, "report", receipts=receipts_of(block, node, changed=changed, **spec))
     assert answer.status_code == 200, answer.text
 
@@ -101,8 +100,7 @@ def test_code_that_cannot_be_prepared_ends_the_ablation_at_the_first_block(
 ) -> None:
     made, node = api.submit(), api.register()
     for _ in range(1 if ends else 2):
-        block = api.claim(node)
-        assert block is not None
+        block = api.claimed(node)
         message = "the code cannot be copied: 'x' is no folder"
         api.attempt(block, "report", receipts=[], failure_class=failure, message=message)
     assert states(api, made) == ("f" + "c" * 5 if ends else "f" + "q" * 5)
@@ -110,8 +108,7 @@ def test_code_that_cannot_be_prepared_ends_the_ablation_at_the_first_block(
 
 def test_a_heartbeat_shows_the_failure_of_a_trial_before_its_block_ends(api: Api) -> None:
     made, node = api.submit(), api.register()
-    block = api.claim(node)
-    assert block is not None
+    block = api.claimed(node)
     first = block["trials"][0]["trial_id"]
     beat = {"trial_id": first, "steps_done": 0, "steps_total": 5, "over": True, "failure": f"user_error: {DENIED}\0"}
     for _ in range(2):

@@ -80,8 +80,7 @@ def test_keys_are_listed_and_only_operators_change_them(api: Api) -> None:
 def test_report_counts_only_with_the_signature_of_its_node(api: Api, broke: bool) -> None:
     made = api.submit()
     node_id = api.register("reporter")
-    block = api.claim(node_id)
-    assert block is not None
+    block = api.claimed(node_id)
     body: dict[str, Any] = {"receipts": receipts_of(block, node_id)}
     if broke:
         body = {"failure_class": FailureClass.NO_RECEIPT, "message": "it died"}
@@ -108,8 +107,7 @@ def test_revoked_key_reports_nothing_more(api: Api) -> None:
     own = Signer(b"r" * 32)
     made = api.submit()
     node_id = register(api, "revoked", own.key).json()["node_id"]
-    block = api.claim(node_id)
-    assert block is not None
+    block = api.claimed(node_id)
     operate(api, own.key, "revoke", reason="the disk was stolen")
     assert (
         "was revoked: the disk was stolen"

@@ -1,7 +1,5 @@
 """Results that come after their lease, and leases that end at a block's limit; on SQLite and on PostgreSQL."""
 
-from typing import Any
-
 import pytest
 from sqlalchemy import func, select, update
 
@@ -23,12 +21,6 @@ def expire(api: Api) -> None:
         connection.execute(update(blocks).values(not_before=0.0, avoid_until=0.0))
 
 
-def claimed(api: Api, node_id: str) -> dict[str, Any]:
-    block = api.claim(node_id)
-    assert block is not None
-    return block
-
-
 def count_receipts(api: Api) -> int:
     with api.store.read() as connection:
         return int(connection.execute(select(func.count()).select_from(receipts)).scalar_one())
@@ -37,7 +29,7 @@ def count_receipts(api: Api) -> int:
 def test_late_result_counts_while_nobody_else_holds_the_block(api: Api) -> None:
     made = api.submit()
     node = api.register()
-    block = claimed(api, node)
+    block = api.claimed(node)
     expire(api)
     with api.store.read() as connection:
         spent = connection.execute(select(ablations.c.device_s)).scalar_one()
@@ -71,7 +63,7 @@ def test_late_result_counts_while_nobody_else_holds_the_block(api: Api) -> None:
 def test_late_break_and_a_late_result_of_a_cancelled_ablation_change_nothing(api: Api) -> None:
     made = api.submit()
     node = api.register()
-    block = claimed(api, node)
+    block = api.claimed(node)
     expire(api)
     assert api.attempt(block, "report", failure_class="timeout", message="slow").status_code == 409
     assert api.cancel(made["id"]).json()["state"] == "cancelled"
@@ -82,7 +74,7 @@ def test_late_break_and_a_late_result_of_a_cancelled_ablation_change_nothing(api
 def test_another_attempts_token_is_refused_before_and_after_the_lease_ended(api: Api) -> None:
     api.submit()
     node = api.register()
-    block = claimed(api, node)
+    block = api.claimed(node)
     stolen = {**block, "token": "A" * len(block["token"])}
     assert api.attempt(stolen, "heartbeat").status_code == 409
     expire(api)
@@ -92,7 +84,7 @@ def test_another_attempts_token_is_refused_before_and_after_the_lease_ended(api:
 
 def test_lease_ends_at_the_blocks_limit_however_often_the_worker_is_heard(api: Api) -> None:
     made = api.submit(limits={"trial": "60s"})
-    block = claimed(api, api.register())
+    block = api.claimed(api.register())
     with api.store.read() as connection:
         left = connection.execute(
             select(blocks.c.limit_at - db_now()).where(blocks.c.id == block["block_id"])

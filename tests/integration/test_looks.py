@@ -107,8 +107,7 @@ def test_cancel_and_a_spent_budget_end_held_blocks_too(api: Api) -> None:
     limits = {"device_minutes": 1e-7}
     spent = api.submit(design__blocks=LOOKS, limits=limits)
     node = api.register()
-    block = api.claim(node)
-    assert block is not None
+    block = api.claimed(node)
     body = receipts_of(block, node, design__blocks=LOOKS, limits=limits)
     assert api.attempt(block, "report", receipts=body).status_code == 200
     assert (states(api, spent), state_of(api, spent)["state"]) == ("d" + "c" * 11, "completed")
@@ -118,11 +117,9 @@ def test_cancel_that_comes_after_everything_was_measured_leaves_the_verdict(api:
     made = api.submit()
     node = api.register()
     for _ in range(5):
-        block = api.claim(node)
-        assert block is not None
+        block = api.claimed(node)
         api.attempt(block, "report", receipts=receipts_of(block, node))
-    last = api.claim(node)
-    assert last is not None
+    last = api.claimed(node)
     assert api.cancel(made["id"]).json()["state"] == "cancelling"
     assert api.attempt(last, "report", receipts=receipts_of(last, node)).status_code == 200
     assert (states(api, made), state_of(api, made)["state"]) == ("dddddd", "completed")

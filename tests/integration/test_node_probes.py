@@ -13,7 +13,7 @@ from ablate.workers.leases.service_api import ServiceApi
 from ablate.workers.leases.supervisor import ServiceNode
 from ablate.workers.node import find_node
 from tests.api_stack import SIGNER, Api, api_fixture, receipts_of
-from tests.integration.test_node_states import act, break_one, claimed, node, other_work
+from tests.integration.test_node_states import act, break_one, node, other_work
 from tests.web_pages import Person
 
 api = api_fixture()
@@ -65,7 +65,7 @@ def test_quarantined_node_probes_itself_until_it_passes_and_works_again(api: Api
     api.register("one", probed=True)
     shown = node(api, "one")
     assert [shown[name] for name in ("state", "quarantined_reason", "stopped_by", "probe_at")] == ["works"] + 3 * [None]
-    assert claimed(api, one)["block_index"] == 0
+    assert api.claimed(one)["block_index"] == 0
 
 
 def test_next_probe_comes_later_until_the_node_finishes_a_block(api: Api) -> None:
@@ -76,7 +76,7 @@ def test_next_probe_comes_later_until_the_node_finishes_a_block(api: Api) -> Non
         assert rest_s - 10 < make_due(api, "one") <= rest_s
         assert claim_answer(api, "one", one)[0] == 202
         api.register("one", probed=True)
-    block = claimed(api, one)
+    block = api.claimed(one)
     assert api.attempt(block, "report", receipts=receipts_of(block, one)).status_code == 200
     api.client.post("/v1/blocks:claim", headers=api.worker_of("one"), json={"node_id": one, **BAD})
     assert make_due(api, "one") <= 60

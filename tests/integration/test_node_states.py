@@ -37,16 +37,10 @@ def pass_time(api: Api) -> None:
         connection.execute(update(blocks).values(not_before=0.0, avoid_until=0.0))
 
 
-def claimed(api: Api, node_id: str) -> dict[str, Any]:
-    block = api.claim(node_id)
-    assert block is not None
-    return block
-
-
 def break_one(api: Api, node_id: str, failure: str = "infra_node", *, place: int | None = None) -> dict[str, Any]:
     """Claim a block and break it, by the arm at `place` of its order or by no arm that is known."""
     pass_time(api)
-    block = claimed(api, node_id)
+    block = api.claimed(node_id)
     arm = None if place is None else block["trials"][place]["arm"]
     answer = api.attempt(block, "report", failure_class=failure, arm=arm, message="the disk is full")
     assert answer.status_code == 200, answer.text
@@ -56,7 +50,7 @@ def break_one(api: Api, node_id: str, failure: str = "infra_node", *, place: int
 def test_drained_node_finishes_its_block_and_gets_no_other_until_it_is_resumed(api: Api) -> None:
     api.submit()
     one = api.register("one")
-    block = claimed(api, one)
+    block = api.claimed(one)
     assert act(api, "one", "drain")["state"] == "draining"
     assert api.claim(one) is None
     assert api.attempt(block, "heartbeat").status_code == 200
@@ -65,14 +59,14 @@ def test_drained_node_finishes_its_block_and_gets_no_other_until_it_is_resumed(a
     assert api.register("one") == one
     assert (node(api, "one")["state"], api.claim(one)) == ("drained", None)
     assert act(api, "one", "resume")["state"] == "works"
-    assert claimed(api, one)["block_index"] == 1
+    assert api.claimed(one)["block_index"] == 1
 
 
 def test_a_node_says_which_block_and_arm_it_runs(api: Api) -> None:
     made = api.submit(ablation="told")
     one = api.register("one")
     assert node(api, "one")["runs"] == []
-    block = claimed(api, one)
+    block = api.claimed(one)
     run = {"ablation": made["id"], "name": "told", "block_index": block["block_index"], "devices": 1, "arms": []}
     assert node(api, "one")["runs"] == [run]
     trial = block["trials"][0]
@@ -108,7 +102,7 @@ def test_quarantined_node_says_who_stopped_it_and_why(api: Api) -> None:
     assert shown["stopped_by"]
     assert shown["stopped_at"]
     assert api.claim(one) is None
-    assert claimed(api, two)["block_index"] == 0
+    assert api.claimed(two)["block_index"] == 0
     resumed = act(api, "one", "resume")
     assert [resumed[name] for name in ("state", "quarantined_reason", "stopped_by", "stopped_at")] == [
         "works", None, None, None,
@@ -127,7 +121,7 @@ def test_only_operators_stop_nodes_and_only_those_that_exist(api: Api) -> None:
 def test_worker_that_distrusts_its_device_is_quarantined_until_an_operator_resumes_it(api: Api) -> None:
     api.submit()
     one = api.register("one")
-    block = claimed(api, one)
+    block = api.claimed(one)
     bad = {"device_state": "quarantined", "device_reason": "2 GiB were not released"}
     assert api.attempt(block, "heartbeat", **bad).status_code == 200
     assert "2 GiB were not released" in node(api, "one")["quarantined_reason"]
@@ -138,7 +132,7 @@ def test_worker_that_distrusts_its_device_is_quarantined_until_an_operator_resum
     assert api.client.post("/v1/blocks:claim", headers=api.worker_of("one"), json=claim).status_code == 204
     assert node(api, "one")["state"] == "quarantined"
     act(api, "one", "resume")
-    assert claimed(api, one)["block_index"] == 1
+    assert api.claimed(one)["block_index"] == 1
 
 
 def other_work(api: Api) -> dict[str, Any]:
@@ -170,7 +164,7 @@ def test_finished_block_or_a_resume_ends_the_row(api: Api) -> None:
     for place in (0, 1):
         break_one(api, one, place=place)
     pass_time(api)
-    block = claimed(api, one)
+    block = api.claimed(one)
     assert api.attempt(block, "report", receipts=receipts_of(block, one)).status_code == 200
     for place in (0, 1):
         break_one(api, one, place=place)
@@ -195,7 +189,7 @@ def test_one_arm_never_quarantines_a_node_in_however_many_ablations(api: Api) ->
     for _ in range(4):
         made = api.submit()
         pass_time(api)
-        block = claimed(api, one)
+        block = api.claimed(one)
         answer = api.attempt(block, "report", failure_class="infra_node", arm="psiv-on", message="xid 31")
         assert answer.json()["block_state"] == "queued"
         api.cancel(made["id"])
@@ -214,7 +208,7 @@ def test_drawn_breaks_quarantine_by_different_arms_of_different_ablations_alone(
             for ablation_id, priority in zip(rng.sample(made, 2), (90, 10), strict=True):
                 api.client.patch(f"/v1/ablations/{ablation_id}", headers=api.admin, json={"priority": priority})
             pass_time(api)
-            block = claimed(api, one)
+            block = api.claimed(one)
             if rng.random() < 0.15:
                 assert api.attempt(block, "report", receipts=receipts_of(block, one)).status_code == 200
                 broken = []
@@ -270,7 +264,7 @@ def test_node_that_falls_silent_again_and_again_is_quarantined(api: Api) -> None
         if turn == 2:
             other_work(api)
         pass_time(api)
-        claimed(api, one)
+        api.claimed(one)
         with api.store.write() as connection:
             connection.execute(update(blocks).where(blocks.c.state == "running").values(lease_until=db_now() - 1))
         assert Reconciler(api.store, node_breaks=3).expire_leases() == 1
@@ -292,8 +286,8 @@ def test_block_that_broke_for_a_nodes_sake_waits_for_another_one(api: Api) -> No
     api.submit()
     one, two = api.register("one"), api.register("two")
     broken = break_one(api, one, place=0)
-    assert claimed(api, one)["block_id"] != broken["block_id"]
-    assert claimed(api, two)["block_id"] == broken["block_id"]
+    assert api.claimed(one)["block_id"] != broken["block_id"]
+    assert api.claimed(two)["block_id"] == broken["block_id"]
 
 
 @pytest.mark.parametrize("gone", ["silent", "drain"])
@@ -307,7 +301,7 @@ def test_block_waits_no_longer_for_a_node_that_takes_no_work_any_more(api: Api, 
             connection.execute(update(nodes).where(nodes.c.name == "two").values(seen_at=db_now() - HEARD_S - 1))
     else:
         act(api, "two", "drain")
-    assert claimed(api, one)["block_id"] == broken["block_id"]
+    assert api.claimed(one)["block_id"] == broken["block_id"]
 
 
 def test_block_that_broke_on_the_only_node_goes_back_to_it(api: Api) -> None:
@@ -316,7 +310,7 @@ def test_block_that_broke_on_the_only_node_goes_back_to_it(api: Api) -> None:
     api.register("other", "h200")
     act(api, "other", "drain")
     broken = break_one(api, one, place=0)
-    assert claimed(api, one)["block_id"] == broken["block_id"]
+    assert api.claimed(one)["block_id"] == broken["block_id"]
 
 
 def test_block_goes_only_where_its_lanes_ran(api: Api) -> None:
@@ -447,8 +441,7 @@ def test_a_step_over_all_devices_fills_its_node_and_waits_until_all_are_free(api
     }
     wide = api.submit(placement={"node_class": "tpu-v6e", "devices": 4}, limits__priority=90, **steps)
     node = api.register("four", "tpu-v6e", devices=4)
-    taken = api.claim(node)
-    assert taken is not None
+    taken = api.claimed(node)
     assert _claim_status(api, "four", node) == 409
     narrow = api.submit(placement={"node_class": "tpu-v6e", "devices": 1}, **steps)
     assert _claim_status(api, "four", node) == 409
@@ -459,8 +452,7 @@ def test_a_step_over_all_devices_fills_its_node_and_waits_until_all_are_free(api
     assert _claim_status(api, "four", node) == 409
     api.attempt(blocks[0] or {}, "release", failure_class="preempted", message="the worker was asked to stop")
     api.client.patch(f"/v1/ablations/{wide['id']}", headers=api.admin, json={"priority": 90})
-    again = api.claim(node)
-    assert again is not None
+    again = api.claimed(node)
     assert again["ablation_id"] == narrow["id"], "three devices are in use: the step over four waits"
 
 

@@ -93,8 +93,7 @@ def test_an_ablation_is_shown_from_its_submission_on_and_linked_as_over_only_whe
     assert api.get(made["links"]["self"]).json()["mlflow_url"] is None
     assert mlflow.run_due()
     node = api.register()
-    block = api.claim(node)
-    assert block is not None
+    block = api.claimed(node)
     assert mlflow.run_due()
     assert [view.state for view in sink.views] == ["queued", "running"]
     assert api.get(made["links"]["self"]).json()["mlflow_url"] is not None
@@ -170,8 +169,7 @@ def test_verdict_names_every_attempt_that_broke(api: Api) -> None:
     made = api.submit()
     node = api.register()
     for arm in ("psiv-on", None):
-        block = api.claim(node)
-        assert block is not None
+        block = api.claimed(node)
         api.attempt(block, "report", failure_class="invalid_measurement", arm=arm, message=f"guard of {arm}")
         with api.store.write() as connection:
             connection.execute(update(blocks).values(not_before=0.0))

@@ -111,8 +111,7 @@ def test_ablation_of_many_trials_is_stored_listed_and_cancelled(api: Api) -> Non
         assert api.get(made["links"]["self"] + path).status_code == 200
     assert api.cancel(small["id"]).status_code == 202
     node = api.register()
-    block = api.claim(node)
-    assert block is not None
+    block = api.claimed(node)
     api.attempt(block, "release", failure_class="preempted", message="x")
     assert api.cancel(made["id"]).json()["state"] == "cancelled"
     with api.store.read() as connection:

@@ -115,8 +115,7 @@ def test_the_place_in_the_queue_and_the_blocks_are_shown(lab: World, api: Api, m
     thread.start()
     until(lambda: has("waits for "))
     node = api.register("slow", lanes={"command": None})
-    block = api.claim(node)
-    assert block is not None
+    block = api.claimed(node)
     until(lambda: has("0/2 blocks"))
     report(api, block, node, {})
     with answering(api):

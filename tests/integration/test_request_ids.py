@@ -30,8 +30,7 @@ def test_a_submission_is_followed_to_the_worker_and_back(tmp_path: Path, capsys:
         answer = api.client.post("/v1/ablations", json=spec_values(), headers=headers)
         assert answer.headers["x-request-id"] == given
         assert api.get(answer.json()["links"]["self"]).json()["request_id"] == given
-        raw = api.claim(api.register())
-        assert raw is not None
+        raw = api.claimed(api.register())
         block = ClaimedBlock.model_validate(raw)
         assert block.request_id == given
         worker = ServiceApi(str(api.client.base_url), WORKER)

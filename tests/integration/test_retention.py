@@ -19,8 +19,7 @@ def logged(api: Api, *, age_days: float) -> tuple[str, str]:
     """Run a block of an ablation with a log, then cancel it; return its id and a trial of it."""
     made = api.submit()
     node = api.register()
-    block = api.claim(node)
-    assert block is not None
+    block = api.claimed(node)
     trial = block["trials"][0]["trial_id"]
     logs = [{"trial_id": trial, "offset": 0, "text": "step 1\n"}]
     assert api.attempt(block, "heartbeat", logs=logs).status_code == 200
@@ -83,8 +82,7 @@ def test_a_running_ablation_and_an_age_of_zero_keep_everything(api: Api) -> None
 def test_many_logs_go_in_small_transactions(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "TRIALS_AT_ONCE", 1)
     made = api.submit()
-    block = api.claim(api.register())
-    assert block is not None
+    block = api.claimed(api.register())
     chunks = [{"trial_id": trial["trial_id"], "offset": 0, "text": "x"} for trial in block["trials"]]
     assert api.attempt(block, "heartbeat", logs=chunks).status_code == 200
     with api.store.write() as connection:

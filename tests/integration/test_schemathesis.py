@@ -60,13 +60,11 @@ def _real_ids(api: Api) -> dict[str, list[str]]:
     api.client.post("/v1/tokens", headers=api.admin, json={"name": SPARE, "scope": "read"})
     assert api.client.post(f"/v1/sessions/{SPARE}:open", headers=api.admin, json=spec_values()).status_code == 201
     over, waiting = api.submit(ablation="over"), api.submit(ablation="waiting")
-    block = api.claim(node)
-    assert block is not None
+    block = api.claimed(node)
     api.cancel(over["id"])
     api.attempt(block, "release", failure_class="cancelled", message="over")
     link = api.client.post(f"/v1/ablations/{over['id']}:share", headers=api.admin, json={})
-    held = api.claim(node)
-    assert held is not None
+    held = api.claimed(node)
     return {
         "ablation_id": [over["id"], waiting["id"]],
         "trial_id": [block["trials"][0]["trial_id"], held["trials"][0]["trial_id"]],

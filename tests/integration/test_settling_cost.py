@@ -39,8 +39,7 @@ def counted(api: Api) -> Iterator[list[int]]:
 def cost(api: Api, node: str, **changes: Any) -> list[int]:
     """Return the steps of the third claim, of a heartbeat and of the report of that block."""
     for _ in range(2):
-        block = api.claim(node)
-        assert block is not None
+        block = api.claimed(node)
         body = receipts_of(block, node, **changes)
         assert api.attempt(block, "report", receipts=body).status_code == 200
     costs = []

@@ -56,8 +56,7 @@ def test_stream_follows_until_end_and_ends_with_the_server(
     pool = ThreadPoolExecutor()
     follower = pool.submit(follow, made["links"]["events"])
     node = api.register()
-    block = api.claim(node)
-    assert block is not None
+    block = api.claimed(node)
     api.cancel(made["id"])
     asked = {"failure_class": "cancelled", "message": "cancel was asked for"}
     assert api.attempt(block, "release", **asked).status_code == 200
@@ -199,8 +198,7 @@ def test_log_stream_sends_text_with_its_end_offset_and_ends_with_the_trial(tmp_p
     with running_api("sqlite", tmp_path) as api:
         api.submit()
         node = api.register()
-        block = api.claim(node)
-        assert block is not None
+        block = api.claimed(node)
         trial = block["trials"][0]["trial_id"]
         logs = [{"trial_id": trial, "offset": 0, "text": "one\ntwo"}]
         api.attempt(block, "report", logs=logs, failure_class="user_error", message="over")
@@ -215,8 +213,7 @@ def test_a_log_that_is_followed_begins_again_with_the_next_attempt(lengths: tupl
         api.submit()
         node, texts = api.register(), ["first " * 9, "again " * 9]
         for number, length in enumerate(lengths):
-            block = api.claim(node)
-            assert block is not None
+            block = api.claimed(node)
             trial = block["trials"][0]["trial_id"]
             logs = [{"trial_id": trial, "offset": 0, "text": texts[number][:length]}]
             assert api.attempt(block, "heartbeat", logs=logs).status_code == 200
@@ -263,8 +260,7 @@ def test_pages_of_a_log_cut_no_character_in_two(
     text = "größer ≤ 4 MiB, 𝛥 = ½"
     with running_api("sqlite", tmp_path) as api:
         api.submit()
-        block = api.claim(api.register())
-        assert block is not None
+        block = api.claimed(api.register())
         trial = block["trials"][0]["trial_id"]
         logs = [{"trial_id": trial, "offset": 0, "text": text}]
         api.attempt(block, "report", logs=logs, failure_class="user_error", message="over")

@@ -179,8 +179,7 @@ def test_quota_refuses_what_comes_after_it_is_used_up(api: Api) -> None:
     assert first.status_code == 202
     node = api.register("worker-of-frugal")
     for _ in range(100):  # whatever waited before is taken first
-        block = api.claim(node)
-        assert block is not None
+        block = api.claimed(node)
         if block["ablation_id"] == first.json()["id"]:
             break
         api.cancel(block["ablation_id"])
@@ -257,8 +256,7 @@ def test_no_node_calls_itself_larger_than_any_machine(api: Api) -> None:
 @pytest.mark.parametrize("verb", ["heartbeat", "report", "release"])
 def test_a_fencing_token_is_the_very_text(api: Api, verb: str) -> None:
     made = api.submit()
-    block = api.claim(api.register("fenced"))
-    assert block is not None
+    block = api.claimed(api.register("fenced"))
     body = {} if verb == "heartbeat" else {"failure_class": "preempted", "message": "x"}
     good = block["token"]
     for wrong in (1, 1.0, True, None, good[:-1], good + "A", f" {good}", [good], good.encode().hex()):

@@ -40,8 +40,7 @@ def metric(api: Api, name: str) -> dict[tuple[str, int], float]:
 
 def finish(api: Api, node: str, took_s: float, *, limits: dict[str, Any] = RICH) -> str:
     """Claim a block, let it have taken so long, and report it; return its ablation."""
-    block = api.claim(node)
-    assert block is not None
+    block = api.claimed(node)
     with api.store.write() as connection:
         own = update(attempts).where(attempts.c.id == block["attempt_id"])
         connection.execute(own.values(started_at=db_now() - took_s))
@@ -70,8 +69,7 @@ def test_queued_blocks_count_with_their_limit_then_with_the_pace_of_the_class_th
     row = waiting(api)["cpu", 1]
     assert (row["device_minutes"], row["blocks"], row["nodes"]) == (minutes(11 * 900), 11, 1)
     assert metric(api, "ablate_waiting_device_minutes") == {("cpu", 1): minutes(11 * 900)}
-    held = api.claim(node)
-    assert held is not None
+    held = api.claimed(node)
     assert waiting(api)["cpu", 1]["blocks"] == 10, "a running block does not wait"
     api.attempt(held, "release", failure_class="infra_control", message="it pauses now, and still waits")
     assert waiting(api)["cpu", 1]["blocks"] == 11
@@ -165,12 +163,10 @@ def test_a_worker_with_little_time_gets_no_block_that_should_take_longer(api: Ap
     assert finish(api, node, 5_000.0) == long
     assert finish(api, node, 500.0) == short
     assert api.claim(node, left_s=400.0) is None
-    block = api.claim(node, left_s=1_000.0)
-    assert block is not None
+    block = api.claimed(node, left_s=1_000.0)
     assert (block["ablation_id"], block["expected_s"]) == (short, pytest.approx(500, abs=LATE_S))
     assert api.attempt(block, "release", failure_class="preempted", message="away").is_success
-    patient = api.claim(node)
-    assert patient is not None
+    patient = api.claimed(node)
     assert patient["ablation_id"] == long, "it is the turn of the long one"
     assert patient["expected_s"] == pytest.approx(5_000, abs=LATE_S)
     assert api.claim(node, left_s=LIMIT_S) is not None
@@ -186,8 +182,7 @@ def test_a_time_left_is_a_number_of_seconds(api: Api, left_s: Any) -> None:
 def test_a_claim_is_answered_again_when_less_time_is_left(api: Api) -> None:
     api.submit(limits=RICH)
     node = api.register("once", devices=1)
-    first = api.claim(node, claim_id="A" * 22, left_s=LIMIT_S)
-    assert first is not None
+    first = api.claimed(node, claim_id="A" * 22, left_s=LIMIT_S)
     assert api.claim(node, claim_id="A" * 22, left_s=1.0) == first
 
 
@@ -195,8 +190,7 @@ def test_a_block_that_short_workers_gave_back_counts_against_no_node(api: Api) -
     node = api.register("short")
     api.submit(limits=RICH)
     for _ in range(9):
-        block = api.claim(node)
-        assert block is not None
+        block = api.claimed(node)
         assert (
             api.attempt(block, "release", failure_class="preempted", message="away").json()["block_state"] == "queued"
         )

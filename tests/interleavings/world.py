@@ -95,8 +95,7 @@ class World:
 
     def claim(self) -> None:
         """Let the first node claim the next block."""
-        block = self.api.claim(self.nodes[0], claim_id=f"{len(self.claimed):022d}")
-        assert block is not None
+        block = self.api.claimed(self.nodes[0], claim_id=f"{len(self.claimed):022d}")
         self.claimed.append(block)
 
     def report(self, number: int = -1) -> httpx.Response:

@@ -313,7 +313,7 @@ def refusals(plan_file: PlanFile, node: Node, secrets: Collection[str] = ()) -> 
     if node.node_class.name != plan.node_class:
         yield f"this node is of class '{node.node_class}'; the plan asks for '{plan.node_class}'"
     there = len(node.devices.devices)
-    if there < plan.busy_devices or plan.devices not in node.node_class.spreads(there):
+    if there < node.node_class.occupied(plan.devices) or plan.devices not in node.node_class.spreads(there):
         yield f"this node has {there} devices; the plan asks for {plan.devices}"
     if plan.baseline.config.nodes > 1:
         yield f"the plan runs over {plan.baseline.config.nodes} nodes, which only a worker of a service does"

@@ -175,6 +175,7 @@ def _block_rows(submission: Submission, ids: Sequence[BlockIds], *, held_from: i
             "lanes": needs.lanes,
             "back_ends": needs.back_ends,
             "num_devices": needs.devices,
+            "num_nodes": needs.nodes,
             "state": BlockState.HELD if block.index >= held_from else BlockState.QUEUED,
         }
         for own, block in zip(ids, plan.blocks, strict=True)

@@ -19,7 +19,7 @@ from ablate.service.lifecycle import EventKind
 from ablate.service.principals import Principal
 from ablate.service.store.access import keys
 from ablate.service.store.access.tokens import has_revoked_key, key_name, revoke
-from ablate.service.store.nodes.placement import BUSY_DEVICES, TAKES_WORK, back_ends_that_failed, lanes_that_ran
+from ablate.service.store.nodes.placement import BUSY_ON_A_NODE, TAKES_WORK, back_ends_that_failed, lanes_that_ran
 from ablate.service.store.tables import (
     SILENT_S,
     ablations,
@@ -235,7 +235,7 @@ def heartbeats(connection: Connection, trial_id: str) -> list[dict[str, Any]]:
 
 def running_on(connection: Connection) -> dict[str, list[dict[str, Any]]]:
     """Return the running blocks by node id, each with its ablation, name, index, devices and the arms that run."""
-    busy = BUSY_DEVICES.label("devices")
+    busy = BUSY_ON_A_NODE.label("devices")
     query = (
         select(blocks.c.node_id, blocks.c.ablation_id, ablations.c.name, blocks.c["index"], busy, trials.c.arm)
         .join(ablations, ablations.c.id == blocks.c.ablation_id)

@@ -37,10 +37,12 @@ TAKES_WORK = (
     nodes.c.draining.is_(False),
 )
 
-BUSY_DEVICES: ColumnElement[int] = case(
+BUSY_ON_A_NODE: ColumnElement[int] = case(
     (blocks.c.node_class.in_(sorted(name for name, entry in NODE_CLASSES.items() if entry.occupied(2) == 1)), 1),
     else_=blocks.c.num_devices,
 )
+"""Devices that a running block occupies on each of its nodes."""
+BUSY_DEVICES: ColumnElement[int] = BUSY_ON_A_NODE * blocks.c.num_nodes
 """Devices that a running block occupies, which is also the device minutes that it uses in a minute."""
 
 
@@ -65,6 +67,10 @@ class Needs:
     def nodes(self) -> int:
         """Nodes over which a trial runs."""
         return nodes_of_lane(self.lanes)
+
+    def busy_devices(self, node_class: str) -> int:
+        """Return the devices that a running block occupies, as `BUSY_DEVICES`."""
+        return NODE_CLASSES[node_class].occupied(self.devices) * self.nodes
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "Needs":

@@ -181,7 +181,7 @@ def test_as_many_jobs_as_the_work_needs_and_never_more_than_blocks(
         return
     (row,) = mine
     assert 1 <= number <= min(most, row.blocks)
-    job_seconds = row.device_minutes * 60 / devices
+    job_seconds = row.device_minutes * 60 / (devices * nodes)
     assert number == min(most, row.blocks) or number * work_s >= job_seconds * (1 - 1e-9)
     assert number == 1 or (number - 1) * work_s < job_seconds
     assert not math.isnan(job_seconds)

@@ -231,6 +231,7 @@ def upgrade() -> None:
         sa.Column("lanes", sa.String(length=64), nullable=False),
         sa.Column("back_ends", sa.Text(), nullable=False),
         sa.Column("num_devices", sa.Integer(), nullable=False),
+        sa.Column("num_nodes", sa.Integer(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("attempt_no", sa.Integer(), nullable=False),
         sa.Column("attempt_id", sa.String(length=30), nullable=True),
