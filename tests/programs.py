@@ -9,7 +9,7 @@ from typing import Any
 
 from ablate.experiments.design.kinds.command import CommandArm
 from ablate.experiments.design.kinds.program import ProgramArm
-from ablate.experiments.system.isolation import short_link
+from ablate.experiments.system.isolation import short_link, use_temporary
 from ablate.experiments.system.processes import adopt_orphans
 from ablate.model.config import StepsConfig
 from ablate.workers.commands.code_copy import copy_code
@@ -73,6 +73,7 @@ def ran(config: ProgramArm, home: Path) -> TrialResult:
     theirs.close()
     answer = ours.recv()
     child.join()
+    short_link(child.pid or 0).unlink(missing_ok=True)
     if isinstance(answer, Exception):
         raise answer
     return TrialResult.model_validate_json(answer)
@@ -90,6 +91,7 @@ def run_trial(order: TrialOrder) -> TrialResult | None:
 def _run(order: TrialOrder, answer: Connection) -> None:
     """Run the program in a process of its own, because a trial ends all processes below its own."""
     adopt_orphans()
+    use_temporary(order.paths.temporary)
     try:
         answer.send(run_program(order).model_dump_json())
     except Exception as error:  # for the test
