@@ -1,0 +1,58 @@
+"""Turns of the trials of a block that run in slices: the pipe to the worker, and the processes of a program that wait.
+
+Each side of the pipe sends one byte: "I wait" from the trial, "go on" from the worker. While a program waits, all its
+processes are stopped: loaders of data and threads that spin would go on working in the turns of others, and nobody
+could tell a program that only says that it waits. Stopping (SIGSTOP) needs no right on the machine, unlike freezing a
+control group. A stopped process cannot go on by itself, and the trial's process, which lets it go on, is out of its
+reach.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+
+from ablate.experiments.system.processes import family_of, send
+from ablate.workers.trials.failures import TOO_LATE
+
+PIPE_BYTE = b"."
+"""Every message of a turn. It has no length, on whose rest a reader waits."""
+
+
+def yield_to_others(worker: Connection) -> None:
+    """Report that this trial waits, and block until the worker lets it go on; exit when the worker is gone."""
+    try:
+        os.write(worker.fileno(), PIPE_BYTE)
+        go_on = os.read(worker.fileno(), 1)
+    except OSError:
+        go_on = b""
+    if not go_on:
+        os._exit(TOO_LATE)
+
+
+@contextmanager
+def all_stopped() -> Iterator[None]:
+    """Stop all processes below this one, those that they start meanwhile, too; let them go on afterwards."""
+    stopped: set[int] = set()
+    while new := set(family_of(os.getpid())[1:]) - stopped:
+        send(new, signal.SIGSTOP)
+        stopped |= new
+    yield
+    send(stopped, signal.SIGCONT)
+
+
+class ProgramTurns:
+    """The turns of a program's trial."""
+
+    def __init__(self, worker: Connection) -> None:
+        self._worker = worker
+        self.waited_s = 0.0
+        """Seconds in which the other trials ran."""
+
+    def wait(self) -> None:
+        """Let the other trials run, until the worker lets this one go on."""
+        began = time.monotonic()
+        yield_to_others(self._worker)
+        self.waited_s += time.monotonic() - began
