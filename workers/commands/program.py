@@ -6,7 +6,6 @@ stamps and writes the step file and the result, which the program cannot reach.
 
 import json
 import math
-import os
 import resource
 import shutil
 import sys
@@ -229,14 +228,15 @@ class MarksFollower(Follower):
             if isinstance(message, LoopBegan) and message.closes and arrived.sender > 0:
                 watch.follow_rank(message.rank, arrived.sender)
             if isinstance(message, TurnWanted) and self.turns is not None:
-                self._take_turn(self.turns, receiver, arrived)
+                self._wait(self.turns)
+                marks.ranks[message.rank].turn_began = time.monotonic()
+                receiver.answer(arrived)
 
-    def _take_turn(self, turns: ProgramTurns, receiver: ProgramSocket, wanted: ProgramMessage) -> None:
+    def _wait(self, turns: ProgramTurns) -> None:
         """Stop the program until the others have run their slices. What it does beside its slices counts as well."""
         with all_stopped():
             self.load.note_cpu()
             turns.wait()
-        receiver.answer(wanted)
 
     def note(self, arrived: ProgramMessage, marks: ProgramMarks) -> Mark | None:
         """Store a message; return it, None if it is wrong or late."""

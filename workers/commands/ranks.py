@@ -70,6 +70,8 @@ class ProgramRank:
     """The same moments by the kernel's stamps of the messages."""
     turns: int = 0
     """How often it waited for its turn."""
+    turn_began: float = math.inf
+    """When it got the last one, by the worker."""
     closed: float | None = None
     """End of the trial's `with` statement."""
     whole: bool = False
@@ -322,7 +324,8 @@ class ProgramMarks:
         moments, allowed = rank.edges[message.event], len(self._config.steps.slices)
         if len(moments) == allowed:
             raise ValueError(f"{message.event} {'twice' if allowed == 1 else f'more than {allowed} times'}")
-        if self._config.steps.slice and isinstance(message, WindowBegan) and rank.turns != len(moments) + 1:
+        is_in_turn = rank.turns == len(moments) + 1 and message.at >= rank.turn_began
+        if self._config.steps.slice and isinstance(message, WindowBegan) and not is_in_turn:
             raise ValueError(f"slice {len(moments) + 1} began before the turn of its trial")
         moments.append(message.at)
         rank.seen[message.event].append(seen)

@@ -11,14 +11,18 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from ablate.experiments.system.processes import family_of, send
 from ablate.workers.trials.failures import TOO_LATE
 
 PIPE_BYTE = b"."
 """Every message of a turn. It has no length, on whose rest a reader waits."""
+_LOOK_S = 0.001
+_RESTING = "TtDZX"
+"""States of a thread in /proc. One that waits for a disk, or for a program that it starts, stops when it goes on."""
 
 
 def yield_to_others(worker: Connection) -> None:
@@ -34,13 +38,26 @@ def yield_to_others(worker: Connection) -> None:
 
 @contextmanager
 def all_stopped() -> Iterator[None]:
-    """Stop all processes below this one, those that they start meanwhile, too; let them go on afterwards."""
+    """Stop all processes below this one, those that they start meanwhile, too; let them go on afterwards.
+
+    A process stops when one of its threads gets a core to take the signal: on a busy machine others run until then.
+    """
     stopped: set[int] = set()
-    while new := set(family_of(os.getpid())[1:]) - stopped:
+    while (new := set(family_of(os.getpid())[1:]) - stopped) or not all(map(_is_at_rest, stopped)):
         send(new, signal.SIGSTOP)
         stopped |= new
+        time.sleep(0 if new else _LOOK_S)
     yield
     send(stopped, signal.SIGCONT)
+
+
+def _is_at_rest(pid: int) -> bool:
+    """Return whether no thread of a process can run: each is stopped, waits in the kernel, or has ended."""
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # it has ended
+            if thread.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0] not in _RESTING:
+                return False
+    return True
 
 
 class ProgramTurns:
