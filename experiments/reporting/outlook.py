@@ -51,7 +51,7 @@ def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
     if _is_hopeless(variant):
         return "not proved, and more blocks would hardly prove it"
     if needs_many(verdict, variant):
-        load = _load(verdict)
+        load = _load(verdict, variant)
         why = f", and others took {load:.0%} of the cores' time" if load > _BUSY else ""
         return f"not proved: the noise here is larger than such an effect{why}. {_remedy(verdict, variant)}"
     if variant.cause in OPEN:
@@ -68,20 +68,25 @@ def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
 def needs_many(verdict: Verdict, variant: VariantVerdict) -> bool:
     """Return whether the noise is so large that whoever asks should change what is measured."""
     planned = verdict.blocks_planned
-    most = planned if _load(verdict) > _BUSY else min(_MANY * planned, max(_FEW, 2 * planned))
+    most = planned if _load(verdict, variant) > _BUSY else min(_MANY * planned, max(_FEW, 2 * planned))
     return variant.cause in OPEN and (variant.blocks_needed or 0) > most
 
 
-def _load(verdict: Verdict) -> float:
-    """Return the share of the cores' time that others took where the cores of the trials decide."""
+def _load(verdict: Verdict, variant: VariantVerdict) -> float:
+    """Return the share of the cores' time that others took, 0 where no time or work on cores decides."""
     loads = [arm.foreign_load for arm in verdict.arms.values() if arm.foreign_load is not None]
-    return max(loads, default=0.0) if verdict.node_class == "cpu" else 0.0
+    of_seeds = variant.primary is not None and _is_of_seeds(variant.primary)
+    return 0.0 if of_seeds or verdict.node_class != "cpu" else max(loads, default=0.0)
+
+
+def _is_of_seeds(primary: Comparison) -> bool:
+    return primary.better is not None or primary.baseline is not None
 
 
 def _remedy(verdict: Verdict, variant: VariantVerdict) -> str:
     """Say in one sentence what makes an answer cheaper than many blocks."""
     primary = variant.primary
-    if primary is not None and (primary.better is not None or primary.baseline is not None):
+    if primary is not None and _is_of_seeds(primary):
         return "Seeds differ more than the arms do: train longer, or look for a larger effect"
     if verdict.node_class != "cpu":
         return "Measure longer windows (workload.steps.timed), or on a node that nothing else uses"

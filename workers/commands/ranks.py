@@ -335,7 +335,7 @@ class ProgramMarks:
         most = len(self._config.steps.slices) + 1 if self._config.steps.slice else 0
         if rank.turns == most:
             raise ValueError(f"a wait for a turn after {most}")
-        rank.turns += 1
+        rank.turns, rank.turn_began = rank.turns + 1, math.inf
 
     def _store_steps(
         self, rank: ProgramRank, message: EndedSteps | StepLosses | StepTokens | StepWaits | StepLoads
