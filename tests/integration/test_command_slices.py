@@ -5,6 +5,7 @@ import json
 import math
 import random
 import textwrap
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -222,3 +223,108 @@ def check_helpers(block: Block, line: Sequence[Span], names: Sequence[str]) -> N
         moments = [moment for tick in ticks for moment in (tick.began, tick.ended)]
         foreign = [span for span in line if span.arm != name]
         assert [(name, who, m, span) for span in foreign for m in moments if span.began < m < span.ended] == []
+
+
+def changed(after: str, *, before: str = "") -> str:
+    """Return the program with code of its own before its trial opens."""
+    return PROGRAM.replace("with ablate.trial", f"{before}\n{after}\nwith ablate.trial", 1)
+
+
+NO_WAIT = """
+if options.name == "cheat":
+    ablate.Trial._wait_for_turn = lambda self: {what}
+"""
+
+
+def test_a_program_that_does_not_ask_for_its_turn_fails_and_the_others_are_measured(rig: Rig) -> None:
+    arms = {"baseline": (), "cheat": ("--name", "cheat")}
+    block = rig.ran(arms, source=changed(NO_WAIT.format(what="None")), timed=8, slice=2)
+    assert block.of("baseline").outcome is Outcome.MEASURED
+    assert block.of("cheat").outcome is Outcome.FAILED
+    assert "slice 1 began before the turn of its trial" in str(block.of("cheat").message)
+
+
+def test_a_program_that_does_not_wait_for_the_answer_is_stopped_all_the_same(rig: Rig) -> None:
+    """It runs on for the time that a stop takes. A slice that it begins in this time ends its trial."""
+    arms = {"baseline": ("--work", "0.02"), "cheat": ("--work", "0.02", "--name", "cheat")}
+    block = rig.ran(arms, source=changed(NO_WAIT.format(what="self._send('turn')")), timed=8, slice=2)
+    base, cheat = block.of("baseline"), block.of("cheat")
+    assert base.outcome is Outcome.MEASURED
+    if cheat.outcome is Outcome.FAILED:
+        assert "began before the turn of its trial" in str(cheat.message)
+    if cheat.outcome is Outcome.MEASURED:
+        check_helpers(block, block.slices(2, 8), ["baseline", "cheat"])
+
+
+def test_nobody_but_the_worker_lets_a_program_go_on(rig: Rig) -> None:
+    """A process of its own tries to answer, and to wake it; both before it is stopped and while it is."""
+    helper = """
+if options.name == "cheat":
+    opened = ablate.Trial.__enter__
+    def enter(self):
+        opened(self)
+        if not os.fork():
+            own, answers = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), open(options.out + "/answers", "w")
+            with own, answers:
+                while os.getppid() != 1 and os.path.exists(f"/proc/{main}/fd"):
+                    try:
+                        own.sendto(b".", self._socket.getsockname())
+                        answers.write("sent\\n")
+                    except PermissionError:
+                        answers.write("refused\\n")
+                    os.kill(main, 18)
+                    time.sleep(0.0005)
+            os._exit(0)
+        return self
+    ablate.Trial.__enter__ = enter
+"""
+    arms = {"baseline": ("--work", "0.01"), "cheat": ("--work", "0.01", "--name", "cheat")}
+    source = changed(helper, before="import socket; main = os.getpid()")
+    block = rig.ran(arms, source=source, timed=8, slice=2)
+    line = block.slices(2, 8)
+    assert all(later.began >= earlier.ended for earlier, later in pairwise(line))
+    answers = (block.folder / block.of("cheat").ids.trial / "out" / "answers").read_text().splitlines()
+    assert set(answers) == {"refused"}
+    assert block.of("baseline").outcome is Outcome.MEASURED
+    check_helpers(block, line, ["baseline", "cheat"])
+
+
+def test_work_between_the_slices_is_in_the_processor_time_of_the_window(rig: Rig) -> None:
+    stash = """
+if options.name == "stash":
+    waits = ablate.Trial._wait_for_turn
+    def wait(self):
+        burn(0.05)
+        waits(self)
+        burn(0.05)
+    ablate.Trial._wait_for_turn = wait
+"""
+    arms = {"baseline": ("--work", "0.01"), "stash": ("--work", "0.001", "--name", "stash")}
+    block = rig.ran(arms, source=changed(stash), timed=8, slice=2)
+    base, own = (read_named("cpu_step_s", block.of(arm)) or math.nan for arm in ("baseline", "stash"))
+    assert 0.01 <= base < 0.02
+    # four times before a slice and four times after one: those before the first turn and after the last are outside
+    assert own >= 7 * 0.05 / 8
+    times = [
+        sum(step.seconds for step in block.of(arm).steps if step.phase == "timed") for arm in ("baseline", "stash")
+    ]
+    assert times[1] < times[0], "by time it looks faster"
+
+
+def test_ranks_do_not_take_turns(rig: Rig) -> None:
+    ranks = "os.environ.update(RANK='0', WORLD_SIZE='2')"
+    block = rig.ran({"baseline": (), "two": ("--name", "two")}, source=changed(ranks), timed=4, slice=1)
+    assert {receipt.outcome for receipt in block.receipts} == {Outcome.FAILED}
+    assert "trains with 2 ranks, which cannot take turns" in str(block.of("two").message)
+
+
+def test_limits_and_times_of_a_trial_are_its_own(rig: Rig) -> None:
+    """Twelve steps of 0.1 s in an arm whose limit two of them together would break."""
+    began = time.monotonic()
+    block = rig.ran({"baseline": ("--work", "0.1"), "slow": ("--work", "0.11")}, timed=12, slice=3)
+    elapsed_s = time.monotonic() - began
+    assert {receipt.outcome for receipt in block.receipts} == {Outcome.MEASURED}
+    assert sum(receipt.wall_s for receipt in block.receipts) <= elapsed_s
+    for receipt in block.receipts:
+        window_s = sum(step.seconds for step in receipt.steps if step.phase == "timed")
+        assert window_s <= receipt.training_s <= (receipt.process_s or 0.0) <= receipt.wall_s
