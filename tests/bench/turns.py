@@ -31,6 +31,7 @@ from ablate.experiments.records.plan_file import make_plan_file
 from ablate.experiments.records.receipts import Receipt, read_named
 from ablate.experiments.records.spec_code import pack_spec
 from ablate.workers.blocks.block_runner import BlockRunner
+from ablate.workers.isolation.environment import wait_passively
 from ablate.workers.processes.trial_output import BlockOutput
 from tests.integration.block_runners import block_runner, endless_lease
 
@@ -160,6 +161,7 @@ def main() -> None:
     parser.add_argument("--slice", type=int, default=6)
     options = parser.parse_args()
     archives: dict[str, PackedCode] = {}
+    wait_passively()  # as a worker does
 
     def pieces(_attempt: str, digest: str) -> Iterator[bytes]:
         return archives[digest].pieces()
