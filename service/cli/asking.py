@@ -52,8 +52,8 @@ class CheckedTimes:
     marks: Literal["process", "steps", "tokens"]
     is_quiet: bool
     """Whether others take less of the cores than the spec allows."""
-    fit_together: bool
-    """Whether the memory has room for all trials of a block at once."""
+    can_take_turns: bool
+    """Whether all trials of a block may run by turns: programs of one rank, for which the memory has room."""
     step_s: float | None
     start_s: float
     longest_s: float
@@ -182,7 +182,7 @@ class AskedQuestion:
     def takes_turns(self, times: CheckedTimes) -> bool:
         """Return whether the trials of a block run in slices: of marked steps, on cores that others use, too."""
         decides = self.metric is None or self.metric in (CPU_STEP, *WINDOW_METRICS)
-        able = times.node_class == "cpu" and times.step_s is not None and times.fit_together
+        able = times.node_class == "cpu" and times.step_s is not None and times.can_take_turns
         return able and decides and self.may_take_turns and not times.is_quiet and len(self.variants) < MAX_TRIALS - 1
 
     def of_busy_cores(self, times: CheckedTimes) -> Iterator[str]:

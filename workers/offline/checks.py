@@ -199,7 +199,7 @@ class CheckedSpec:
             ),
             node_class=node_class,
             is_quiet=self._allows(load),
-            fit_together=_fit_together([_result(run) for run in by_arm.values()], more=len(controls)),
+            can_take_turns=_can_take_turns([_result(run) for run in by_arm.values()], more=len(controls)),
             seed=_seed(_result(by_arm[BASELINE])),
             marks=_marks(_result(run) for run in by_arm.values()),
             step_s=statistics.median(steps) if steps else None,
@@ -255,8 +255,8 @@ class SpecCheck:
     """Of this machine."""
     is_quiet: bool
     """Whether others took less of the cores before the runs than the spec allows."""
-    fit_together: bool
-    """Whether the memory of this machine has room for all trials of a block at once."""
+    can_take_turns: bool
+    """Whether all trials of a block may run by turns: programs of one rank, for which the memory has room."""
     seed: int | None
     """The seed that the baseline reports."""
     marks: Literal["process", "steps", "tokens"]
@@ -282,11 +282,12 @@ def _result(run: CheckRun) -> TrialResult:
     return run.result or TrialResult.partial()
 
 
-def _fit_together(results: Sequence[TrialResult], *, more: int) -> bool:
-    """Return whether trials, and as many more of the largest, leave a quarter of the memory that is free now."""
+def _can_take_turns(results: Sequence[TrialResult], *, more: int) -> bool:
+    """Return whether trials are of one rank, and with `more` of the largest leave a quarter of the free memory."""
     peaks = [result.peak_reserved_bytes for result in results if result.peak_reserved_bytes is not None]
+    ranks = {result.program and result.program.ranks for result in results}
     wanted = sum(peaks) + more * max(peaks, default=0)
-    return len(peaks) == len(results) and wanted <= _ROOM * psutil.virtual_memory().available
+    return ranks == {1} and len(peaks) == len(results) and wanted <= _ROOM * psutil.virtual_memory().available
 
 
 def _seed(result: TrialResult) -> int | None:

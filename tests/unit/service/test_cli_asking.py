@@ -35,7 +35,7 @@ def test_the_arguments_of_a_command_begin_after_its_script(command: str, args: s
 
 def times(**changes: object) -> CheckedTimes:
     fields = {"node_class": "cpu", "seed": None, "marks": "tokens", "is_quiet": True, "step_s": 0.1, "start_s": 5.0}
-    fields["fit_together"] = True
+    fields["can_take_turns"] = True
     return CheckedTimes(**{**fields, "longest_s": 10.0, **changes})  # type: ignore[arg-type]
 
 
@@ -120,7 +120,7 @@ def test_a_busy_machine_is_measured_with_all_its_load() -> None:
     step_s=st.floats(1e-4, 20.0), start_s=st.floats(0.0, 60.0), asked=st.none() | st.integers(1, 5000),
     variants=st.integers(1, 8), marks=st.sampled_from(["steps", "tokens"]), node_class=st.sampled_from(["cpu", "h200"]),
     metric=st.sampled_from([None, "cpu_step_s", "step_s", "tokens_per_s", "cpu_s", "loss {}"]),
-    is_quiet=st.booleans(), fit_together=st.booleans(), allowed=st.booleans(),
+    is_quiet=st.booleans(), can_take_turns=st.booleans(), allowed=st.booleans(),
 )  # fmt: skip
 def test_trials_take_turns_of_half_a_second_exactly_where_they_can_and_cores_are_busy(
     *,
@@ -132,7 +132,7 @@ def test_trials_take_turns_of_half_a_second_exactly_where_they_can_and_cores_are
     marks: str,
     node_class: str,
     is_quiet: bool,
-    fit_together: bool,
+    can_take_turns: bool,
     allowed: bool,
 ) -> None:
     question = replace(
@@ -141,10 +141,15 @@ def test_trials_take_turns_of_half_a_second_exactly_where_they_can_and_cores_are
         may_take_turns=allowed,
     )
     checked = times(
-        step_s=step_s, start_s=start_s, marks=marks, node_class=node_class, is_quiet=is_quiet, fit_together=fit_together
+        step_s=step_s,
+        start_s=start_s,
+        marks=marks,
+        node_class=node_class,
+        is_quiet=is_quiet,
+        can_take_turns=can_take_turns,
     )
     values, lines = question.spec(checked), list(question.of_busy_cores(checked))
-    able = node_class == "cpu" and fit_together and allowed and metric not in ("cpu_s", "loss {}") and variants < 7
+    able = node_class == "cpu" and can_take_turns and allowed and metric not in ("cpu_s", "loss {}") and variants < 7
     steps = values["workload"]["steps"]
     assert ("slice" in steps) == (able and not is_quiet) == any("take turns" in line for line in lines)
     assert bool(lines) == (not is_quiet)
