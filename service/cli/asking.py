@@ -32,8 +32,9 @@ _TRIALS_S = 480.0
 """Time of all trials: with the check and the start of a stack, an answer comes within ten minutes."""
 _LEAST_WINDOW_S, _MOST_WINDOW_S = 2.0, 15.0
 _LEAST_STEPS, _MOST_STEPS = 10, 5000
-_SLICE_S = 0.5
-"""Of a turn: speeds of busy cores change within seconds, and each change of turns costs milliseconds."""
+_WORK_S, _TURN_WORK_S = 5.0, 0.25
+"""Processor time of a window in turns, and of a turn: the speed of busy cores changes within seconds, each change of
+turns costs milliseconds, and a short check sees only by chance how long a step takes there."""
 _SCRIPT = (".py", ".sh", ".bash", ".jl", ".R")
 _QUALITY: Mapping[str, Literal["lower", "higher"]] = {
     **dict.fromkeys(("loss", "bpb", "bpc", "ppl", "perplexity", "error", "err", "wer", "mse"), "lower"),
@@ -55,6 +56,7 @@ class CheckedTimes:
     can_take_turns: bool
     """Whether all trials of a block may run by turns: programs of one rank, for which the memory has room."""
     step_s: float | None
+    cpu_step_s: float | None
     start_s: float
     longest_s: float
     checks: tuple[Mapping[str, Any], ...] = ()
@@ -182,7 +184,7 @@ class AskedQuestion:
     def takes_turns(self, times: CheckedTimes) -> bool:
         """Return whether the trials of a block run in slices: of marked steps, on cores that others use, too."""
         decides = self.metric is None or self.metric in (CPU_STEP, *WINDOW_METRICS)
-        able = times.node_class == "cpu" and times.step_s is not None and times.can_take_turns
+        able = times.node_class == "cpu" and times.cpu_step_s is not None and times.can_take_turns
         return able and decides and self.may_take_turns and not times.is_quiet and len(self.variants) < MAX_TRIALS - 1
 
     def of_busy_cores(self, times: CheckedTimes) -> Iterator[str]:
@@ -198,14 +200,15 @@ class AskedQuestion:
             yield "where the change is in the work of the processors, --metric cpu_s answers with fewer blocks"
 
     def _steps(self, times: CheckedTimes) -> dict[str, int]:
-        """Return the steps of a trial: as many as its share of the time allows; whole slices of half a second."""
-        step_s = max(times.step_s or 0.0, 1e-9)
+        """Return the steps of a trial: as many as its share of the time allows, in turns a fixed work."""
         window_s = min(_MOST_WINDOW_S, max(_LEAST_WINDOW_S, _TRIALS_S / (3 * self.blocks) - times.start_s))
-        timed = self.steps or min(_MOST_STEPS, max(_LEAST_STEPS, math.ceil(window_s / step_s)))
+        in_turns = self.takes_turns(times)
+        needed = _WORK_S / max(times.cpu_step_s or 0.0, 1e-9) if in_turns else window_s / max(times.step_s or 0.0, 1e-9)
+        timed = self.steps or min(_MOST_STEPS, max(_LEAST_STEPS, math.ceil(needed)))
         steps = {"warmup": max(3, min(100, timed // 10)), "timed": timed}
-        if not self.takes_turns(times):
+        if not in_turns:
             return steps
-        size = max(1, min(timed // 2, round(_SLICE_S / step_s)))
+        size = max(1, min(timed // 2, round(_TURN_WORK_S / max(times.cpu_step_s or 0.0, 1e-9))))
         return {**steps, "timed": math.ceil(timed / (2 * size)) * 2 * size, "slice": size}
 
     def expected_s(self, times: CheckedTimes) -> float:

@@ -203,6 +203,7 @@ class CheckedSpec:
             seed=_seed(_result(by_arm[BASELINE])),
             marks=_marks(_result(run) for run in by_arm.values()),
             step_s=statistics.median(steps) if steps else None,
+            cpu_step_s=max((_result(run).cpu_step_s or 0.0 for run in by_arm.values()), default=0.0) or None,
             longest_s=max(trial_s.values()),
             start_s=max(map(_start_s, by_arm.values())),
             block_s=sum([*trial_s.values(), *controls]),
@@ -263,6 +264,8 @@ class SpecCheck:
     """What every arm marks: nothing, steps, or steps with tokens."""
     step_s: float | None
     """Median time of a step; None without marks."""
+    cpu_step_s: float | None
+    """Most processor time of a step of an arm; None without marks."""
     start_s: float
     """Longest time of a trial outside of its steps."""
     longest_s: float

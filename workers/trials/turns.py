@@ -40,13 +40,18 @@ def yield_to_others(worker: Connection) -> None:
 def all_stopped() -> Iterator[None]:
     """Stop all processes below this one, those that they start meanwhile, too; let them go on afterwards.
 
-    A process stops when one of its threads gets a core to take the signal: on a busy machine others run until then.
+    A process stops when one of its threads gets a core to take the signal: on a busy machine others run until then, and
+    may let a stopped one go on. So all must be at rest in two looks, one after the other.
     """
     stopped: set[int] = set()
-    while (new := set(family_of(os.getpid())[1:]) - stopped) or not all(map(_is_at_rest, stopped)):
-        send(new, signal.SIGSTOP)
-        stopped |= new
-        time.sleep(0 if new else _LOOK_S)
+    calm = 0
+    while calm < 2:
+        family = family_of(os.getpid())[1:]
+        moving = [pid for pid in family if pid not in stopped or not _is_at_rest(pid)]
+        send(moving, signal.SIGSTOP)
+        stopped.update(moving)
+        calm = 0 if moving else calm + 1
+        time.sleep(_LOOK_S if moving else 0)
     yield
     send(stopped, signal.SIGCONT)
 
