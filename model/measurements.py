@@ -341,6 +341,12 @@ class Measurements(BaseModel):
         Field(exclude_if=lambda value: value is None),
     ] = None
     """Processor seconds of a command's processes on all cores, of the user and the system; None where process_s is."""
+    cpu_step_s: Annotated[
+        float | None,
+        Metric("cpu_step_s", "processor time of a step", "s", source="program", decides="paired"),
+        Field(exclude_if=lambda value: value is None),
+    ] = None
+    """The same between the begin and the end of a command's window, over its steps; None without a window."""
     peak_driver_bytes: Annotated[
         int | None,
         Metric(

@@ -36,6 +36,7 @@ def summarise_arm(receipts: Sequence[Receipt]) -> ArmSummary:
         peak_reserved_bytes=max((part.peak_reserved_bytes for part in memory), default=None),
         outlier_steps=sum(summary.outlier_steps for summary in summaries if summary),
         outcomes=dict(sorted(Counter(str(receipt.outcome) for receipt in receipts).items())),
+        foreign_load=_mean([receipt.environment.foreign_load for receipt in measured]),
         by_node=_by_node(measured),
     )
 

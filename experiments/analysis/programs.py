@@ -13,7 +13,7 @@ from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.kinds.gate_readings import DECLARED
 from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.kinds.program import CLOCK_SHARE, ProgramArm
-from ablate.experiments.design.metrics import WINDOW_METRICS
+from ablate.experiments.design.metrics import CPU_STEP, WINDOW_METRICS
 from ablate.experiments.design.problems import listed
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.program_report import printable, shorten
@@ -24,9 +24,12 @@ MOST_CHANGES = 25
 """Kernels of a variant in its verdict; receipts and MLflow have all of them."""
 _WHOLE = (Outcome.MEASURED, Outcome.REFUSED)
 """Outcomes of trials that may have a profiled step: a refused one shows what ran in place of the required kernel."""
-_OF_WHOLE_PROCESS = {
+_OF_THE_NUMBER = {
     "process_s": "the time is that of the whole process, with its start",
-    "cpu_s": "processor time counts work, and not waiting for a disk, a network, a GPU or another process",
+    **dict.fromkeys(
+        ("cpu_s", CPU_STEP),
+        "processor time counts work, and not waiting for a disk, a network, a GPU or another process",
+    ),
 }
 _RANKS_SHOWN = 8
 _SLOWER, _MOST_TRIALS, _LEAST_TRIALS = 0.05, 0.9, 6
@@ -159,10 +162,10 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
     if not workload.attested:
         yield f"its arguments, variables and code are {DECLARED}{_by_an_evaluation(workload)}"
     yield from _resumed(evidence)
-    if metric in _OF_WHOLE_PROCESS:
-        yield _OF_WHOLE_PROCESS[metric]
-    if metric in WINDOW_METRICS:
-        yield from _outside_of_windows(evidence)
+    if metric in _OF_THE_NUMBER:
+        yield _OF_THE_NUMBER[metric]
+    if metric in WINDOW_METRICS or metric == CPU_STEP:
+        yield from _outside_of_windows(evidence, metric)
     yield from _window_notes(evidence)
     yield from slow_nodes([*evidence.receipts, *(pair.baseline for pair in evidence.pairs)])
     for arm, receipts in (("variant", evidence.receipts), ("baseline", [pair.baseline for pair in evidence.pairs])):
@@ -228,14 +231,14 @@ def _lag(receipt: Receipt) -> float | None:
     return math.log(seen / own) if own and seen and min(own, seen) > 0 else None
 
 
-def _outside_of_windows(evidence: Evidence) -> Iterator[str]:
+def _outside_of_windows(evidence: Evidence, metric: str) -> Iterator[str]:
     """Say that a gain inside the window was paid outside of it, by half at least, and what had to be ended."""
-    both = [(_parts(pair.variant), _parts(pair.baseline)) for pair in evidence.pairs]
+    both = [(_parts(pair.variant, metric), _parts(pair.baseline, metric)) for pair in evidence.pairs]
     gains = [(base[0] - own[0], own[1] - base[1]) for own, base in both if own and base]
     if _are_above_zero([gain for gain, _ in gains]) and _are_above_zero([cost - gain / 2 for gain, cost in gains]):
         inside, outside = (statistics.fmean(column) for column in zip(*gains, strict=True))
         yield (
-            f"it is {inside:.3g} s faster than the baseline inside of the window, and {outside:.3g} s slower outside "
+            f"it needs {inside:.3g} s less than the baseline inside of the window, and {outside:.3g} s more outside "
             f"of it (means): compilation and start-up do that, and so does work that was moved there"
         )
     marked = [receipt for receipt in measured_trials(evidence.receipts) if receipt.program and receipt.program.ranks]
@@ -300,10 +303,13 @@ def _are_above_zero(values: Sequence[float]) -> bool:
     return statistics.fmean(values) * math.sqrt(len(values)) > limit
 
 
-def _parts(receipt: Receipt) -> tuple[float, float] | None:
-    """Return the seconds of a program inside and outside of its window; None where one is unknown."""
-    window = None if receipt.program is None else receipt.program.window_s
-    return None if window is None or receipt.process_s is None else (window, receipt.process_s - window)
+def _parts(receipt: Receipt, metric: str) -> tuple[float, float] | None:
+    """Return the seconds, or processor seconds, of a program inside and outside of its window; None if unknown."""
+    window, whole = None if receipt.program is None else receipt.program.window_s, receipt.process_s
+    if metric == CPU_STEP:
+        spent, whole = receipt.cpu_step_s, receipt.cpu_s
+        window = None if spent is None else spent * receipt.config.steps.timed
+    return None if window is None or whole is None else (window, whole - window)
 
 
 def slow_nodes(receipts: Sequence[Receipt]) -> Iterator[str]:

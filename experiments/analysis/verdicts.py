@@ -399,6 +399,9 @@ class ArmSummary(Frozen):
     """Timed steps of measured trials far above their trial's median; the means include them."""
     outcomes: Mapping[str, int]
     """Trials by outcome."""
+    foreign_load: OmitNone[float] = None
+    """Mean share of the cores' time that others took while its trials measured; None where it was not measured, and in
+    verdicts of earlier programs."""
     by_node: OmitNone[Mapping[str, NodeMeans]] = None
     """By name of the node, if several nodes ran trials; the means above are then over nodes of unequal speed."""
 

@@ -93,7 +93,12 @@ METRICS: dict[str, Metric] = {
 PAIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.decides == "paired")
 """Metrics that can decide by statistics over blocks."""
 
-PROCESS_METRICS: tuple[str, ...] = tuple(name for name in PAIRED_METRICS if METRICS[name].source == "program")
+CPU_STEP = "cpu_step_s"
+"""Processor time of the marked steps of a command."""
+
+PROCESS_METRICS: tuple[str, ...] = tuple(
+    name for name in PAIRED_METRICS if METRICS[name].source == "program" and name != CPU_STEP
+)
 """Those of the whole process of a command, which may mark no steps."""
 
 WINDOW_METRICS: tuple[str, ...] = tuple(name for name in PAIRED_METRICS if METRICS[name].kind == "ratio")

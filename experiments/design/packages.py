@@ -22,7 +22,7 @@ from ablate.experiments.design.problems import listed, shown
 from ablate.experiments.design.recipes import RECIPES
 from ablate.experiments.design.spec_values import MOST_LETTERS
 from ablate.experiments.documents import Frozen, first_problem
-from ablate.experiments.in_trial.ablate import package_digest
+from ablate.experiments.in_trial.ablate_imports import package_digest
 from ablate.experiments.node_classes import NODE_CLASSES
 
 GROUP = "ablate.recipes"

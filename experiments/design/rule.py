@@ -7,7 +7,7 @@ from typing import Any
 
 from ablate.experiments.design.gate import Claim
 from ablate.experiments.design.gates import GATES
-from ablate.experiments.design.metrics import CURVE_METRICS, METRICS, TARGET_METRICS
+from ablate.experiments.design.metrics import CPU_STEP, CURVE_METRICS, METRICS, TARGET_METRICS
 from ablate.experiments.design.power import ALPHA, blocks_for_events, level_shares
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.verdict_rule import Primary, Requirement
@@ -130,6 +130,14 @@ PROCESS_TIMES: dict[str, dict[str, Any]] = {
 """How a whole process becomes one number, by metric."""
 
 
+CPU_TIME_OF_STEPS: dict[str, Any] = {
+    "window": ESTIMATOR["window"],
+    "estimate": "processor seconds of all processes, of the user and the system, from the begin to the end of the "
+    "window, over its steps; work between slices counts",
+}
+"""How the processor time of a window becomes one number."""
+
+
 def reported_estimator(metric: str) -> dict[str, Any]:
     """Return the estimator of a number that the program reports."""
     return {"estimate": "the number that the program reports at its end, once for each run", "metric": metric}
@@ -198,6 +206,8 @@ def window_estimator(slice_steps: int) -> dict[str, Any]:
 
 def estimator_of(metric: str, slice_steps: int) -> dict[str, Any]:
     """Return how one trial becomes one number of `metric`."""
+    if metric == CPU_STEP:
+        return {**CPU_TIME_OF_STEPS, **({**SLICES, "slice": slice_steps} if slice_steps else {})}
     if metric not in METRICS:
         return reported_estimator(metric)
     if METRICS[metric].cold:

@@ -286,7 +286,7 @@ def _workload_schema(schema: dict[str, Any]) -> None:
     forbidden = {"anyOf": [{"required": [name]} for name in (COMMAND, *_OF_A_COMMAND)]}
     programs = {"anyOf": [{"required": [name]} for name in _OF_PROGRAMS]}
     of_a_package = {"properties": {"recipe": {"not": {"enum": [*RECIPES]}}}}
-    own_steps = {"properties": {"slice": {"const": 0}, "val_every": {"const": 0}}}
+    own_steps = {"properties": {"val_every": {"const": 0}}}
     schema["oneOf"] = [
         {"required": ["recipe"], "not": forbidden, "anyOf": [of_a_package, {"not": programs}]},
         {"required": [COMMAND], "not": {"required": ["recipe"]}, "properties": {
@@ -398,8 +398,6 @@ class Workload(SpecPart):
                 raise refuse(f"'{extra}' belongs to a command; this workload is recipe '{self.recipe}'")
         elif self.overrides:
             raise refuse("'overrides' change a recipe; this workload is a command", "use arguments of the command")
-        elif self.steps.slice:
-            raise refuse("the trials of a command cannot run in slices", "leave steps.slice out")
         elif self.steps.val_every:
             raise refuse("a command validates by itself, so steps.val_every has no effect", "leave it out")
         return self

@@ -15,7 +15,6 @@ newer, because it runs in the interpreter of the measured program. The program n
 moments, and the worker compares them with the kernel's stamps of the messages.
 """
 
-import hashlib
 import io
 import json
 import os
@@ -145,6 +144,8 @@ class Trial:
 
     def __init__(self, settings: Optional[dict[str, Any]], *, seed: Optional[int] = None) -> None:
         self._settings = settings
+        self._slice: int = (settings or {}).get("slice") or 0
+        """Steps after which it lets the other trials of its block run; 0 for none."""
         self._echo = seed
         self._rank, self._world = (0, 1) if settings is None else _place()
         self._process: Optional[int] = None
@@ -244,16 +245,17 @@ class Trial:
             python=sys.version.split()[0],
             implementation=_IMPLEMENTATIONS.get(sys.implementation.name, sys.implementation.name),
         )
-        last = untimed + timed - 1
         self._flushed_at = _now()
         killed_after = None if self._settings is None or self.resumed or first else self._settings.get("resume_at")
+        edges = range(untimed, untimed + timed + 1, self._slice or timed)
         for index in range(first, untimed + timed):
-            if index == untimed:
+            if index in edges:
+                self._wait_for_turn()
                 self._edge("window began")
             step = MarkedStep(index, timed=index >= untimed)
             self._steps.append(step)
             yield step
-            if index == last:
+            if index >= untimed and index + 1 in edges:
                 self._ended.append(self._edge("window ended"))
                 self._flush()
             else:
@@ -265,6 +267,13 @@ class Trial:
                     self._flush()
                     self._send_details()
                     time.sleep(3600)
+        self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        """Let the other trials of the block run their steps, where they take turns; wait until the worker says so."""
+        if self._slice and self._socket is not None:
+            self._send("turn")
+            self._socket.recv(1)
 
     def _copy(self) -> Optional[str]:
         code = None if self._settings is None else self._settings.get("code")
@@ -316,6 +325,8 @@ class Trial:
         if self._settings is not None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.connect(self._settings["socket"])
+            if self._slice:
+                self._socket.bind(f"\0ablate-turns-{os.urandom(16).hex()}")  # the worker answers there
             self._process = os.getpid()
             print_whole_lines()
         return self
@@ -455,30 +466,11 @@ def trainer_callback(trial: Trial, *, tokens_per_step: Optional[int] = None) -> 
     return TrainerMarks()
 
 
-def package_digest(name: str) -> str:
-    """Return the digest over names and contents of all Python files of an installed package, without importing it.
-
-    Raises ImportError if there is none.
-    """
-    from importlib import util
-
-    spec = util.find_spec(name)
-    if spec is None or (spec.origin is None and not spec.submodule_search_locations):
-        raise ImportError(f"no package {name!r} is installed")
-    roots = [Path(place) for place in spec.submodule_search_locations or ()]
-    files = {path.relative_to(root).as_posix(): path for root in roots for path in root.rglob("*.py")}
-    if not roots:
-        files = {Path(str(spec.origin)).name: Path(str(spec.origin))}
-    whole = hashlib.sha256()
-    for place in sorted(files):
-        content = hashlib.sha256(files[place].read_bytes()).hexdigest()
-        whole.update(f"{place} {content}\n".encode())
-    return f"sha256:{whole.hexdigest()}"
-
-
 def run_recipe(train: str) -> None:
     """Call the function `train`, written `module:function`, of a recipe's package with the trial and its values."""
     from importlib import import_module
+
+    from ablate_imports import package_digest  # beside this file in every trial, and nowhere else
 
     module, _colon, function = train.partition(":")
     with trial() as current:

@@ -1,8 +1,9 @@
-"""What a program of a trial can import, and what it imported from another place than its sent code.
+"""What a program of a trial can import, what it imported from another place than its sent code, and digests of it.
 
 The module `ablate` imports this one in trials only. It needs the standard library only and Python 3.9 or newer.
 """
 
+import hashlib
 import itertools
 import os
 import sys
@@ -117,3 +118,24 @@ def packages() -> dict[str, str]:
         if name:
             versions.setdefault(str(name).lower(), str(package.version))
     return versions
+
+
+def package_digest(name: str) -> str:
+    """Return the digest over names and contents of all Python files of an installed package, without importing it.
+
+    Raises ImportError if there is none.
+    """
+    from importlib import util
+
+    spec = util.find_spec(name)
+    if spec is None or (spec.origin is None and not spec.submodule_search_locations):
+        raise ImportError(f"no package {name!r} is installed")
+    roots = [Path(place) for place in spec.submodule_search_locations or ()]
+    files = {path.relative_to(root).as_posix(): path for root in roots for path in root.rglob("*.py")}
+    if not roots:
+        files = {Path(str(spec.origin)).name: Path(str(spec.origin))}
+    whole = hashlib.sha256()
+    for place in sorted(files):
+        content = hashlib.sha256(files[place].read_bytes()).hexdigest()
+        whole.update(f"{place} {content}\n".encode())
+    return f"sha256:{whole.hexdigest()}"

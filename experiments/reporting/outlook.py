@@ -3,11 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 from ablate.experiments.analysis.verdicts import OPEN, Cause, Comparison, VariantVerdict, Verdict
+from ablate.experiments.design.metrics import CPU_STEP
+from ablate.experiments.design.rule import OTHER_PROGRAM
 from ablate.experiments.outcomes import VerdictWord
 from ablate.experiments.reporting import wording
 
-_MANY = 10
-"""Times the planned blocks."""
+_MANY, _FEW = 10, 100
+"""Times the planned blocks; and a number that may be more than they."""
+_BUSY = 0.1
+"""Share of the cores' time of others above which no more blocks than were planned are advised."""
 _MOST = 3
 """Variants of which the first lines speak; the table has all."""
 CONTINUED = OPEN | {Cause.MISSING, Cause.UNCALIBRATED}
@@ -47,7 +51,9 @@ def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
     if _is_hopeless(variant):
         return "not proved, and more blocks would hardly prove it"
     if needs_many(verdict, variant):
-        return f"not proved: the noise here is larger than such an effect. {_remedy(verdict, variant)}"
+        load = _load(verdict, variant)
+        why = f", and others took {load:.0%} of the cores' time" if load > _BUSY else ""
+        return f"not proved: the noise here is larger than such an effect{why}. {_remedy(verdict, variant)}"
     if variant.cause in OPEN:
         minutes = variant.device_minutes_needed
         cost = "" if minutes is None else f", about {wording.counted(max(1, round(minutes)), 'device minute')},"
@@ -61,19 +67,38 @@ def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
 
 def needs_many(verdict: Verdict, variant: VariantVerdict) -> bool:
     """Return whether the noise is so large that whoever asks should change what is measured."""
-    return variant.cause in OPEN and (variant.blocks_needed or 0) > _MANY * verdict.blocks_planned
+    planned = verdict.blocks_planned
+    most = planned if _load(verdict, variant) > _BUSY else min(_MANY * planned, max(_FEW, 2 * planned))
+    return variant.cause in OPEN and (variant.blocks_needed or 0) > most
+
+
+def _load(verdict: Verdict, variant: VariantVerdict) -> float:
+    """Return the share of the cores' time that others took, 0 where no time or work on cores decides."""
+    loads = [arm.foreign_load for arm in verdict.arms.values() if arm.foreign_load is not None]
+    of_seeds = variant.primary is not None and _is_of_seeds(variant.primary)
+    return 0.0 if of_seeds or verdict.node_class != "cpu" else max(loads, default=0.0)
+
+
+def _is_of_seeds(primary: Comparison) -> bool:
+    return primary.better is not None or primary.baseline is not None
 
 
 def _remedy(verdict: Verdict, variant: VariantVerdict) -> str:
     """Say in one sentence what makes an answer cheaper than many blocks."""
     primary = variant.primary
-    if primary is not None and (primary.better is not None or primary.baseline is not None):
+    if primary is not None and _is_of_seeds(primary):
         return "Seeds differ more than the arms do: train longer, or look for a larger effect"
     if verdict.node_class != "cpu":
         return "Measure longer windows (workload.steps.timed), or on a node that nothing else uses"
-    if primary is not None and primary.metric == "cpu_s":
-        return "Close other programs, or let the program train for more steps, so that its start counts less"
-    return "Close other programs, or compare the processor time of a command (metric cpu_s)"
+    ways = []
+    if verdict.rule["comparison"].get("other_work") == OTHER_PROGRAM["other_work"] and primary is not None:
+        if primary.metric == "cpu_s":
+            ways.append("compare the processor time of marked steps (metric cpu_step_s)")
+        elif primary.metric != CPU_STEP:
+            ways.append("compare processor time (metric cpu_step_s, or cpu_s of a program without marks)")
+    if "slices" not in verdict.rule["estimator"]:
+        ways.append("let the trials take turns (workload.steps.slice)")
+    return f"Close other programs, or {' and '.join(ways) or 'measure more steps (workload.steps.timed)'}"
 
 
 def _how_to_continue(verdict: Verdict, undecided: Sequence[VariantVerdict]) -> Iterator[str]:

@@ -6,6 +6,7 @@ The embedded stack and the workers use it. It needs the standard library only, b
 import ctypes
 import errno
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -26,6 +27,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.02
 _KILL_PATIENCE_S = 10.0
 """Time that SIGKILL may take: a process inside a driver call dies only when the call returns."""
+_PROCESS_CLOCK = 2
+"""Kind of the kernel's clock that runs while any thread of a process does; its number contains that of the process."""
+_TICKS = os.sysconf("SC_CLK_TCK")
 _LISTENS = "0A"
 """State of a listening socket in /proc/net/tcp."""
 _EXEC_PATIENCE_S = 2.0
@@ -129,6 +133,27 @@ def descendants_of(pids: Iterable[int]) -> list[int]:
     while new := {pid for pid, parent in parents.items() if parent in inside} - inside:
         inside |= new
     return sorted(inside - first)
+
+
+def family_of(pid: int) -> list[int]:
+    """Return a process and its descendants, zombies included: cheaper than to look at every process of the machine."""
+    pids = [pid]
+    for one in pids:
+        with suppress(OSError):  # it has ended
+            for children in Path(f"/proc/{one}/task").glob("*/children"):
+                pids += map(int, children.read_text(encoding="ascii").split())
+    return pids
+
+
+def family_cpu_s() -> float:
+    """Return the processor seconds of all processes below this one, of those that ended, too."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = ended.ru_utime + ended.ru_stime
+    for pid in family_of(os.getpid())[1:]:
+        with suppress(OSError):  # it has ended
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+            spent += time.clock_gettime(~pid << 3 | _PROCESS_CLOCK) + sum(map(int, fields[13:15])) / _TICKS
+    return spent
 
 
 def owns_port(mark: Mark, port: int) -> bool:

@@ -11,10 +11,19 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ablate.experiments.design.arguments import merged_arguments
-from ablate.experiments.design.metrics import METRICS, TRACKER_VARIABLES, is_declarable
+from ablate.experiments.design.kinds.kind import MAX_TRIALS
+from ablate.experiments.design.metrics import (
+    CPU_STEP,
+    METRICS,
+    THROUGHPUT,
+    TRACKER_VARIABLES,
+    WINDOW_METRICS,
+    is_declarable,
+)
 from ablate.experiments.design.spec import MAX_SEEDS, MIN_BLOCKS
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.outcomes import BASELINE, CONTROL
+from ablate.experiments.reporting import wording
 from ablate.service.cli.output import err
 
 MARGIN = "1%"
@@ -23,6 +32,9 @@ _TRIALS_S = 480.0
 """Time of all trials: with the check and the start of a stack, an answer comes within ten minutes."""
 _LEAST_WINDOW_S, _MOST_WINDOW_S = 2.0, 15.0
 _LEAST_STEPS, _MOST_STEPS = 10, 5000
+_WORK_S, _TURN_WORK_S = 5.0, 0.25
+"""Processor time of a window in turns, and of a turn: the speed of busy cores changes within seconds, each change of
+turns costs milliseconds, and a short check sees only by chance how long a step takes there."""
 _SCRIPT = (".py", ".sh", ".bash", ".jl", ".R")
 _QUALITY: Mapping[str, Literal["lower", "higher"]] = {
     **dict.fromkeys(("loss", "bpb", "bpc", "ppl", "perplexity", "error", "err", "wer", "mse"), "lower"),
@@ -41,7 +53,10 @@ class CheckedTimes:
     marks: Literal["process", "steps", "tokens"]
     is_quiet: bool
     """Whether others take less of the cores than the spec allows."""
+    can_take_turns: bool
+    """Whether all trials of a block may run by turns: programs of one rank, for which the memory has room."""
     step_s: float | None
+    cpu_step_s: float | None
     start_s: float
     longest_s: float
     checks: tuple[Mapping[str, Any], ...] = ()
@@ -79,6 +94,8 @@ class AskedQuestion:
     """The seed of every trial, of a program that does not take the block's."""
     steps: int | None = None
     blocks: int = MIN_BLOCKS
+    may_take_turns: bool = True
+    """Whether trials may run in slices on a busy machine."""
 
     def command_lines(self) -> Iterator[tuple[str, str]]:
         """Yield the arms with what they run."""
@@ -115,9 +132,11 @@ class AskedQuestion:
         if self.search_path:
             workload["env"] = {"PYTHONPATH": self.search_path}
         if times is not None and times.step_s is not None:
-            workload["steps"] = self._steps(times.step_s, times.start_s)
+            workload["steps"] = self._steps(times)
         placement: dict[str, Any] = {"node_class": "cpu" if times is None else times.node_class}
-        if self._quality or self.metric == "cpu_s" or (times is not None and not times.is_quiet):
+        # the check of a number of steps has to say whether the machine is quiet
+        of_work = self.metric == "cpu_s" or (self.metric == CPU_STEP and times is not None)
+        if self._quality or of_work or (times is not None and not times.is_quiet):
             placement["max_foreign_load"] = "99%"
         if self.declared is not None:
             workload["metrics"] = {self.declared: self._declaration()}
@@ -152,6 +171,8 @@ class AskedQuestion:
     def _primary(self, times: CheckedTimes | None) -> str:
         if self.metric is not None:
             return self.declared or self.metric
+        if times is not None and self.takes_turns(times):
+            return CPU_STEP
         return {"process": "process_s", "steps": "step_s", "tokens": "tokens_per_s"}[
             times.marks if times else "process"
         ]
@@ -160,17 +181,41 @@ class AskedQuestion:
         what = f"improve {self.declared or self.metric} of" if self.metric else "speed up"
         return " ".join(f"Does {self.change} {what} {shlex.join(self.command)}?".split())[:500]
 
-    def _steps(self, step_s: float, start_s: float) -> dict[str, int]:
-        """Return the steps of a trial: as many as its share of the time allows."""
-        window_s = min(_MOST_WINDOW_S, max(_LEAST_WINDOW_S, _TRIALS_S / (3 * self.blocks) - start_s))
-        timed = self.steps or min(_MOST_STEPS, max(_LEAST_STEPS, math.ceil(window_s / max(step_s, 1e-9))))
-        return {"warmup": max(3, min(100, timed // 10)), "timed": timed}
+    def takes_turns(self, times: CheckedTimes) -> bool:
+        """Return whether the trials of a block run in slices: of marked steps, on cores that others use, too."""
+        decides = self.metric is None or self.metric in (CPU_STEP, *WINDOW_METRICS)
+        able = times.node_class == "cpu" and times.cpu_step_s is not None and times.can_take_turns
+        return able and decides and self.may_take_turns and not times.is_quiet and len(self.variants) < MAX_TRIALS - 1
+
+    def of_busy_cores(self, times: CheckedTimes) -> Iterator[str]:
+        """Yield lines about what a busy machine changes."""
+        if self.takes_turns(times):
+            turns = wording.counted(self._steps(times)["slice"], "step")
+            yield f"the machine is busy: the trials of a block take turns of {turns}"
+            if self.metric is None:
+                by_time = "step_s" if times.marks == "steps" else THROUGHPUT
+                yield f"their processor time decides ({CPU_STEP}), which no waiting is in; by time: --metric {by_time}"
+        elif not times.is_quiet:
+            yield "the machine is busy: blocks count all the same (max_foreign_load: 99%), with wider intervals;"
+            yield "where the change is in the work of the processors, --metric cpu_s answers with fewer blocks"
+
+    def _steps(self, times: CheckedTimes) -> dict[str, int]:
+        """Return the steps of a trial: as many as its share of the time allows, in turns a fixed work."""
+        window_s = min(_MOST_WINDOW_S, max(_LEAST_WINDOW_S, _TRIALS_S / (3 * self.blocks) - times.start_s))
+        in_turns = self.takes_turns(times)
+        needed = _WORK_S / max(times.cpu_step_s or 0.0, 1e-9) if in_turns else window_s / max(times.step_s or 0.0, 1e-9)
+        timed = self.steps or min(_MOST_STEPS, max(_LEAST_STEPS, math.ceil(needed)))
+        steps = {"warmup": max(3, min(100, timed // 10)), "timed": timed}
+        if not in_turns:
+            return steps
+        size = max(1, min(timed // 2, round(_TURN_WORK_S / max(times.cpu_step_s or 0.0, 1e-9))))
+        return {**steps, "timed": math.ceil(timed / (2 * size)) * 2 * size, "slice": size}
 
     def expected_s(self, times: CheckedTimes) -> float:
         """Return how long all trials take, with a control, on a machine like that of the check."""
         trial_s = times.longest_s
         if times.step_s is not None:
-            steps = self._steps(times.step_s, times.start_s)
+            steps = self._steps(times)
             trial_s = times.start_s + (1 + steps["warmup"] + steps["timed"]) * times.step_s
         return 3 * self.blocks * trial_s
 

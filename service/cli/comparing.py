@@ -282,7 +282,7 @@ def _sized(question: AskedQuestion, spec: AblationSpec, sections: Mapping[str, A
     """Return the question with the numbers of blocks and steps that its sections ask for."""
     blocks = MIN_BLOCKS if spec.design.blocks.auto else spec.design.blocks.number
     steps = spec.workload.steps.timed if "steps" in sections.get("workload", {}) else None
-    return replace(question, blocks=blocks, steps=steps)
+    return replace(question, blocks=blocks, steps=steps, may_take_turns=steps is None and "verdict" not in sections)
 
 
 def _checked(question: AskedQuestion, sections: Mapping[str, Any]) -> tuple[AskedQuestion, CheckedTimes]:
@@ -299,8 +299,8 @@ def _checked(question: AskedQuestion, sections: Mapping[str, Any]) -> tuple[Aske
     if code:
         failed = [f"  {one['name']}: {one['detail']}" for one in remarks if one["needed"]]
         raise NotCompared(_nothing("\n".join(["the check failed", *failed])))
-    for one in remarks:
-        err().print(Text(f"{one['name']}: {one['detail']}"))
+    for line in (*(f"{one['name']}: {one['detail']}" for one in remarks), *question.of_busy_cores(times)):
+        err().print(Text(line))
     return question, times
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from ablate.workers.blocks.slices import SlicedBlock, SlicedTrial
-from ablate.workers.built_in.training import yield_to_others
 from ablate.workers.lease import Lease, StopReason, boot_time_s
 from ablate.workers.paths import WorkPaths
 from ablate.workers.processes.forkserver import ForkServer
@@ -24,6 +23,7 @@ from ablate.workers.processes.guardian import Guardian
 from ablate.workers.processes.runner import Ending, TrialRunner
 from ablate.workers.processes.wake_event import WakeEvent
 from ablate.workers.trials.result import TrialOrder
+from ablate.workers.trials.turns import yield_to_others
 
 HOWS = ("returns", "exits", "is killed", "hangs")
 TIMEOUT_S = 4.0

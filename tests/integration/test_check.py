@@ -242,7 +242,7 @@ def test_every_arm_of_a_spec_is_checked_and_a_block_is_estimated(tmp_path: Path)
     code, answer, errors = checked_spec(write_program(tmp_path / "code"))
     assert code == 0, errors
     assert [check["name"] for check in answer["checks"]] == ["baseline", "slow", "quiet"]
-    assert (answer["marks"], answer["blocks"]) == ("tokens", 6)
+    assert (answer["marks"], answer["blocks"], answer["can_take_turns"]) == ("tokens", 6, True)
     assert answer["longest_s"] > 36 * 0.02 * 0.8, "the rest of the slow arm's steps"
     assert answer["block_s"] > answer["longest_s"]
 

@@ -191,6 +191,8 @@ class BlockRunner:
         try:
             sliced.run(trials, slices=len(block.trials[0].config.steps.slices))
         finally:
+            for one in trials:
+                Mask(one.order.secrets).file(one.order.paths.log)
             self._prove_release(block.block_id)
         return tuple(receipts[trial.trial_id] for trial in block.trials)
 

@@ -16,13 +16,13 @@ from multiprocessing.connection import Connection
 
 from ablate.experiments.design.plan import running_order
 from ablate.experiments.outcomes import FailureClass
-from ablate.experiments.system.processes import send
-from ablate.workers.built_in.training import PIPE_BYTE
+from ablate.experiments.system.processes import family_of, send
 from ablate.workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from ablate.workers.errors import BlockBroken, DeviceBusy
 from ablate.workers.lease import Lease
 from ablate.workers.processes.runner import Ending, RunningTrial, TrialRunner
 from ablate.workers.trials.result import TrialOrder
+from ablate.workers.trials.turns import PIPE_BYTE
 
 _READ_BYTES = 65_536
 """A trainer that writes more than one byte waits once."""
@@ -62,8 +62,9 @@ class SlicedBlock:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The trainers that have been started."""
-        return frozenset(resident.running.pid for resident in self._residents)
+        """The processes of the trials that have not ended."""
+        trainers = [resident.running.pid for resident in self._residents if not resident.running.over]
+        return frozenset(pid for trainer in trainers for pid in family_of(trainer))
 
     def run(self, trials: Sequence[SlicedTrial], *, slices: int) -> None:
         """Run `trials` to their ends. Raises BlockBroken when another trainer of this machine uses the device."""

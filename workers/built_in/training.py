@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -26,8 +25,8 @@ from ablate.workers.environment_variables import peer_site
 from ablate.workers.errors import CompilerFailed, DeviceMissing
 from ablate.workers.isolation.environment import compile_in_process, keep_kernels, meet_on_this_machine, start_cold
 from ablate.workers.paths import is_allowed
-from ablate.workers.trials.failures import TOO_LATE
 from ablate.workers.trials.result import TrialOrder, TrialResult
+from ablate.workers.trials.turns import yield_to_others
 
 if TYPE_CHECKING:
     import torch
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
     from ablate.model.measurements import Step
     from ablate.model.parallel.ranks import Ranks
     from ablate.model.training.traced_step import TracedStep
-
-
-PIPE_BYTE = b"."
-"""Every message between a worker and a trainer that runs in slices. It has no length, on whose rest a reader waits."""
 
 
 def check_corpus(corpus: str, roots: Sequence[Path] | None) -> None:
@@ -170,17 +165,6 @@ def _xla_device(devices: int) -> "torch.device":
         return xla_device.device()
     except (KernelUnsupported, RuntimeError) as error:  # RuntimeError: the runtime finds no chip
         raise DeviceMissing(f"this node trains on XLA, but no device is usable: {error}") from error
-
-
-def yield_to_others(worker: Connection) -> None:
-    """Report that this trainer waits, and block until the worker lets it go on; exit when the worker is gone."""
-    try:
-        os.write(worker.fileno(), PIPE_BYTE)
-        go_on = os.read(worker.fileno(), 1)
-    except OSError:
-        go_on = b""
-    if not go_on:
-        os._exit(TOO_LATE)
 
 
 def _write_step(file: TextIO, step: "Step") -> None:

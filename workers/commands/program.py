@@ -6,7 +6,6 @@ stamps and writes the step file and the result, which the program cannot reach.
 
 import json
 import math
-import os
 import resource
 import shutil
 import sys
@@ -21,7 +20,7 @@ from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.program_report import OUT, ProgramReport
 from ablate.experiments.system.isolation import Isolation
-from ablate.experiments.system.processes import descendants_of
+from ablate.experiments.system.processes import family_cpu_s
 from ablate.model.errors import DataError
 from ablate.model.host_load import HostLoad
 from ablate.model.measurements import Step
@@ -36,6 +35,7 @@ from ablate.workers.commands.program_socket import (
     Mark,
     ProgramMessage,
     ProgramSocket,
+    TurnWanted,
     WindowBegan,
     WindowEnded,
 )
@@ -44,8 +44,7 @@ from ablate.workers.commands.ranks import ProgramMarks, ProgramRank
 from ablate.workers.isolation.node_secrets import Mask
 from ablate.workers.paths import remove_tree
 from ablate.workers.trials.result import TrialOrder, TrialResult
-
-_TICKS = os.sysconf("SC_CLK_TCK")
+from ablate.workers.trials.turns import ProgramTurns, all_stopped
 
 
 def run_program(order: TrialOrder) -> TrialResult:
@@ -106,16 +105,22 @@ def run_marked(
     `variables` are added to its environment. `forward` gets the messages that have arrived at each look.
     """
     config, load, began = order.program, Load(), time.monotonic()
+    turns = None if order.slice_pipe is None else ProgramTurns(order.slice_pipe)
     samples = DeviceSamples(config.devices if order.device_type == "cuda" else 0, on_host=order.device_type == "cpu")
     lines = config.lines if config.evaluate is None else {}  # its own lines are those of the evaluation
     with order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
-        progress = MarksFollower(config, steps, load, samples, forward)
+        progress = MarksFollower(config, steps, load, samples, forward, turns)
         ran = run_to_end(
             order, config, folders, log, follower=progress, lines=lines, variables=variables, reach=_reach(order)
         )
     measured = _measured(config, ran.marks, load, _peak_bytes(ran.marks, on_host=order.device_type == "cpu"))
+    waited_s = 0.0 if turns is None else turns.waited_s
+    if turns is not None:
+        measured["waited_s"] = waited_s
+    if load.window_cpu_s is not None:
+        measured["cpu_step_s"] = load.window_cpu_s / config.steps.timed
     if ran.ended_at is not None:
-        measured |= {"process_s": ran.ended_at - began, "cpu_s": _ended_cpu_s()}
+        measured |= {"process_s": ran.ended_at - began - waited_s, "cpu_s": family_cpu_s()}
     return replace(ran, samples=samples, measured=measured)
 
 
@@ -157,15 +162,31 @@ class Load:
         self._in_window = False
         self.foreign: float | None = None
         self.stolen: float | None = None
+        self._cpu_before_s: float | None = None
+        self.window_cpu_s: float | None = None
+        """Processor seconds of the program from the begin of the window to its end; None without both."""
 
     def window_began(self) -> None:
-        """Measure from here on."""
-        self._measured, self._in_window = self._new(), True
+        """Measure from here on, or again after a slice."""
+        if self._in_window:
+            self._measured.resume()
+        else:
+            self._measured, self._in_window = self._new(), True
+            self.note_cpu()
 
     def window_ended(self) -> None:
-        """Take the window."""
+        """Take the window, or the slices of it so far."""
         if self._in_window:
             self._take()
+            self._measured.pause()
+            self.note_cpu()
+
+    def note_cpu(self) -> None:
+        """Note the processor time of the program: before its window at first, then at what may be its end."""
+        if self._cpu_before_s is None:
+            self._cpu_before_s = family_cpu_s()
+        else:
+            self.window_cpu_s = family_cpu_s() - self._cpu_before_s
 
     def process_ended(self) -> None:
         """Take the whole process unless it had a window."""
@@ -177,22 +198,9 @@ class Load:
         self.foreign, self.stolen = shares.foreign, shares.stolen
 
 
-def _ended_cpu_s() -> float:
-    """Return the processor seconds of the descendants of this process that ended."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return ended.ru_utime + ended.ru_stime
-
-
 def _own_cpu_s() -> float:
     """Return the processor seconds of this process, of its descendants, and of those that ended."""
-    spent = time.process_time() + _ended_cpu_s()
-    for pid in descendants_of([os.getpid()]):
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        spent += sum(int(ticks) for ticks in fields[11:15]) / _TICKS
-    return spent
+    return time.process_time() + family_cpu_s()
 
 
 @dataclass(frozen=True)
@@ -204,6 +212,8 @@ class MarksFollower(Follower):
     load: Load
     samples: DeviceSamples
     forward: Callable[[Sequence[ProgramMessage]], None] = lambda _messages: None
+    turns: ProgramTurns | None = None
+    """None unless the trial runs in slices."""
 
     def take(self, receiver: ProgramSocket, marks: ProgramMarks, watch: ProgramWatch) -> None:
         """Take the messages that have arrived."""
@@ -217,6 +227,16 @@ class MarksFollower(Follower):
                 watch.forget_ranks()
             if isinstance(message, LoopBegan) and message.closes and arrived.sender > 0:
                 watch.follow_rank(message.rank, arrived.sender)
+            if isinstance(message, TurnWanted) and self.turns is not None:
+                self._wait(self.turns)
+                marks.ranks[message.rank].turn_began = time.monotonic()
+                receiver.answer(arrived)
+
+    def _wait(self, turns: ProgramTurns) -> None:
+        """Stop the program until the others have run their slices. What it does beside its slices counts as well."""
+        with all_stopped():
+            self.load.note_cpu()
+            turns.wait()
 
     def note(self, arrived: ProgramMessage, marks: ProgramMarks) -> Mark | None:
         """Store a message; return it, None if it is wrong or late."""
@@ -237,7 +257,8 @@ class MarksFollower(Follower):
         match message:
             case WindowBegan():
                 self.load.window_began()
-                self.samples.energy.begin()
+                if not self.config.steps.slice:  # the processors are not the trial's alone where trials take turns
+                    self.samples.energy.begin()
             case WindowEnded():
                 self.samples.energy.end()
                 self.load.window_ended()
@@ -303,7 +324,9 @@ def result_of(config: ProgramArm, ran: ProgramRun, evaluated: Evaluated | None, 
         step_trace=marks.trace,
         program_steps=steps,
         training_began_s=None if slowest is None else slowest.began,
-        training_s=0.0 if slowest is None or closed is None else closed - slowest.began,
+        training_s=0.0
+        if slowest is None or closed is None
+        else closed - slowest.began - ran.measured.get("waited_s", 0.0),
         **ran.measured,
     )
 

@@ -12,6 +12,7 @@ import secrets
 import socket
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -20,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, Type
 from ablate.experiments.in_trial.ablate import name_problem
 from ablate.experiments.records.program_report import MOST_KERNEL_US, printable
 from ablate.model.measurements import KernelFacts
+from ablate.workers.trials.turns import PIPE_BYTE
 
 _MESSAGE_BYTES, _ANCILLARY_BYTES = 262_144, 256
 _SO_TIMESTAMPNS = 35  # Linux; the module socket has no name for it
@@ -36,6 +38,8 @@ class ProgramMessage:
     """When the kernel queued it, in seconds of the wall clock; NaN if it does not say."""
     sender: int
     """The process that sent it, 0 if the kernel does not say."""
+    address: bytes = b""
+    """Of its socket, which an answer reaches; empty unless the trial runs in slices."""
 
 
 class ProgramSocket:
@@ -63,7 +67,7 @@ class ProgramSocket:
         """Yield the messages that have arrived."""
         while True:
             try:
-                content, ancillary, _flags, _address = self._socket.recvmsg(_MESSAGE_BYTES, _ANCILLARY_BYTES)
+                content, ancillary, _flags, address = self._socket.recvmsg(_MESSAGE_BYTES, _ANCILLARY_BYTES)
             except BlockingIOError:
                 return
             seen, sender = math.nan, 0
@@ -73,7 +77,12 @@ class ProgramSocket:
                     seen = int(seconds) + int(nanoseconds) / 1e9
                 elif kind == socket.SCM_CREDENTIALS:
                     sender = int(_CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0])
-            yield ProgramMessage(content=content, seen=seen, sender=sender)
+            yield ProgramMessage(content=content, seen=seen, sender=sender, address=address or b"")
+
+    def answer(self, message: ProgramMessage) -> None:
+        """Let the process that waits after this message go on. Only this socket can answer: the other is connected."""
+        with suppress(OSError):  # it has ended
+            self._socket.sendto(PIPE_BYTE, message.address)
 
 
 MOST_RANKS = 1024
@@ -148,17 +157,23 @@ class LoopBegan(_Message):
 
 
 class WindowBegan(_Message):
-    """The measured window begins."""
+    """The measured window begins, or a slice of it."""
 
     event: Literal["window began"]
     at: Moment
 
 
 class WindowEnded(_Message):
-    """The measured window has ended."""
+    """The measured window has ended, or a slice of it."""
 
     event: Literal["window ended"]
     at: Moment
+
+
+class TurnWanted(_Message):
+    """A program in slices waits for its turn: before each slice, and after the last one."""
+
+    event: Literal["turn"]
 
 
 class EndedSteps(_Message):
@@ -256,6 +271,7 @@ Mark: TypeAlias = (
     LoopBegan
     | WindowBegan
     | WindowEnded
+    | TurnWanted
     | EndedSteps
     | StepLosses
     | StepTokens

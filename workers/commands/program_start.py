@@ -74,6 +74,7 @@ def program_environment(
         "code": None if config.code is None else str(folders.working),
         "warmup": config.steps.warmup,
         "timed": config.steps.timed,
+        "slice": config.steps.slice,
         "profile": config.profile,
         "trace": order.trace,
         "resume_at": config.resume_at,

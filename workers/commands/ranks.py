@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -30,6 +30,7 @@ from ablate.workers.commands.program_socket import (
     StepWaits,
     TracePart,
     TrialEnded,
+    TurnWanted,
     WindowBegan,
     WindowEnded,
     read_message,
@@ -63,10 +64,14 @@ class ProgramRank:
     """Seconds of steps in which it waited for others."""
     loads: dict[int, float] = field(default_factory=dict)
     """Seconds of steps in which it waited for data."""
-    edges: dict[str, float] = field(default_factory=dict)
-    """Begin and end of the window by the program's clock."""
-    seen: dict[str, float] = field(default_factory=dict)
+    edges: dict[str, list[float]] = field(default_factory=lambda: {"window began": [], "window ended": []})
+    """Begins and ends of the window, or of each of its slices, by the program's clock."""
+    seen: dict[str, list[float]] = field(default_factory=lambda: {"window began": [], "window ended": []})
     """The same moments by the kernel's stamps of the messages."""
+    turns: int = 0
+    """How often it waited for its turn."""
+    turn_began: float = math.inf
+    """When it got the last one, by the worker."""
     closed: float | None = None
     """End of the trial's `with` statement."""
     whole: bool = False
@@ -84,12 +89,12 @@ class ProgramRank:
     @property
     def window_s(self) -> float:
         """Seconds of the window by the program's clock."""
-        return self.edges.get("window ended", math.nan) - self.edges.get("window began", math.nan)
+        return _between(self.edges)
 
     @property
     def window_seen_s(self) -> float:
         """Seconds of the window by the stamps."""
-        return self.seen.get("window ended", math.nan) - self.seen.get("window began", math.nan)
+        return _between(self.seen)
 
     @property
     def longest_s(self) -> float:
@@ -97,13 +102,15 @@ class ProgramRank:
         return max(self.window_s, 0.0 if math.isnan(self.window_seen_s) else self.window_seen_s)
 
     def step_s(self, index: int, steps: StepsConfig) -> float:
-        """Return the seconds of a step; the window begins with its first one."""
+        """Return the seconds of a step; the window, or a slice of it, begins with its first one."""
         return self.ended[index] - self.start_of(index, steps)
 
     def start_of(self, index: int, steps: StepsConfig) -> float:
         """Return the moment at which a step began."""
         before = self.ended.get(index - 1, self.began)
-        return max(before, self.edges.get("window began", before)) if index == 1 + steps.warmup else before
+        number, later = divmod(index - 1 - steps.warmup, steps.slice or steps.timed)
+        begins = self.edges["window began"]
+        return max(before, begins[number]) if not later and 0 <= number < len(begins) else before
 
     def own_step_s(self, steps: StepsConfig) -> float:
         """Return the median of the timed steps without the time in which it waited for others."""
@@ -115,31 +122,52 @@ class ProgramRank:
         timed = (seconds for index, seconds in self.loads.items() if steps.phase_of(index) == "timed")
         return math.fsum(timed) if self.loads else None
 
+    def forget_window(self) -> None:
+        """Forget the window, which the rank is going to run again."""
+        for moments in (*self.edges.values(), *self.seen.values()):
+            moments.clear()
+
     def order_problem(self, steps: StepsConfig) -> str | None:
         """Return which moments of a rank with all marks are in no possible order; None if they are in order.
 
         Every step takes time. The last one ends with the window.
         """
-        first, begins, ends = 1 + steps.warmup, self.edges["window began"], self.edges["window ended"]
         marks = [(f"step {index}", self.ended[index]) for index in range(steps.total)]
-        for line in (
-            [("the loop's begin", self.began), *marks[:first]],
-            [("the window's begin", begins), *marks[first:]],
-        ):
-            for (earlier, before), (later, after) in pairwise(line):
-                if after <= before:
-                    return f"marked the end of {later} at {after!r} s, not after {earlier} at {before!r} s"
-        if begins < self.ended[first - 1]:
-            return f"marked the window's begin at {begins!r} s, before the end of step {first - 1}"
-        if ends != self.ended[steps.total - 1]:
-            return f"marked the window's end at {ends!r} s; its last step ended at {self.ended[steps.total - 1]!r} s"
-        if self.closed is not None and self.closed < ends:
-            return f"closed its trial at {self.closed!r} s, before the window's end at {ends!r} s"
-        return None
+        problem = _not_after([("the loop's begin", self.began), *marks[: 1 + steps.warmup]])
+        for place, (part, begins, ends) in enumerate(zip(steps.slices, *self.edges.values(), strict=True), start=1):
+            what = "the window" if not steps.slice else f"slice {place} of {len(steps.slices)}"
+            problem = problem or _not_after([(f"{what}'s begin", begins), *(marks[index] for index in part)])
+            if problem is None and begins < self.ended[part[0] - 1]:
+                problem = f"marked {what}'s begin at {begins!r} s, before the end of step {part[0] - 1}"
+            if problem is None and ends != self.ended[part[-1]]:
+                problem = f"marked {what}'s end at {ends!r} s; its last step ended at {self.ended[part[-1]]!r} s"
+            if problem is None and self.closed is not None and self.closed < ends:
+                problem = f"closed its trial at {self.closed!r} s, before {what}'s end at {ends!r} s"
+        return problem
 
     def is_whole(self, steps: StepsConfig) -> bool:
         """Return whether all moments of its steps and its window are there and in order."""
-        return len(self.ended) == steps.total and not math.isnan(self.window_s) and self.order_problem(steps) is None
+        return len(self.ended) == steps.total and self.has_window(steps) and self.order_problem(steps) is None
+
+    def has_window(self, steps: StepsConfig) -> bool:
+        """Return whether both ends of the window, or of each slice, are there."""
+        return [len(moments) for moments in self.edges.values()] == [len(steps.slices)] * 2
+
+
+def _between(edges: Mapping[str, Sequence[float]]) -> float:
+    """Return the seconds between begins and ends; NaN if one is missing."""
+    begins, ends = edges["window began"], edges["window ended"]
+    if not begins or len(begins) != len(ends):
+        return math.nan
+    return math.fsum(end - begin for begin, end in zip(begins, ends, strict=True))
+
+
+def _not_after(line: Sequence[tuple[str, float]]) -> str | None:
+    """Say which moment of a line is not after the one before; None if all are."""
+    for (earlier, before), (later, after) in pairwise(line):
+        if after <= before:
+            return f"marked the end of {later} at {after!r} s, not after {earlier} at {before!r} s"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +245,8 @@ class ProgramMarks:
                 self._begin(rank, message)
             case WindowBegan() | WindowEnded():
                 self._store_edge(rank, message, seen)
+            case TurnWanted():
+                self._store_turn(rank, message)
             case EndedSteps() | StepLosses() | StepTokens() | StepWaits() | StepLoads():
                 self._store_steps(rank, message)
             case KernelTable() | TracePart():
@@ -266,7 +296,7 @@ class ProgramMarks:
             for values in (rank.ended, rank.tokens, rank.losses, rank.waits, rank.loads):
                 values.pop(index, None)
         if message.first <= 1 + self._config.steps.warmup:
-            rank.edges.clear()
+            rank.forget_window()
         rank.process, rank.first = message.process, message.first
 
     def _begin(self, rank: ProgramRank, message: LoopBegan) -> None:
@@ -282,14 +312,31 @@ class ProgramMarks:
             return
         if message.first:
             self.wrong = self.wrong or f"the program began with step {message.first}; a trial begins with step 0"
+        if self._config.steps.slice and message.world != 1:
+            self.wrong = self.wrong or (
+                f"the program trains with {message.world} ranks, which cannot take turns with the other trials: "
+                "leave workload.steps.slice out"
+            )
         rank.began, rank.process, rank.world = message.at, message.process, message.world
         rank.interpreter = f"{message.implementation} {message.python}"[:100]
 
     def _store_edge(self, rank: ProgramRank, message: WindowBegan | WindowEnded, seen: float) -> None:
         _check_begun(rank, message)
-        if message.event in rank.edges:
-            raise ValueError(f"{message.event} twice")
-        rank.edges[message.event], rank.seen[message.event] = message.at, seen
+        moments, allowed = rank.edges[message.event], len(self._config.steps.slices)
+        if len(moments) == allowed:
+            raise ValueError(f"{message.event} {'twice' if allowed == 1 else f'more than {allowed} times'}")
+        is_in_turn = rank.turns == len(moments) + 1 and message.at >= rank.turn_began
+        if self._config.steps.slice and isinstance(message, WindowBegan) and not is_in_turn:
+            raise ValueError(f"slice {len(moments) + 1} began before the turn of its trial")
+        moments.append(message.at)
+        rank.seen[message.event].append(seen)
+
+    def _store_turn(self, rank: ProgramRank, message: TurnWanted) -> None:
+        _check_begun(rank, message)
+        most = len(self._config.steps.slices) + 1 if self._config.steps.slice else 0
+        if rank.turns == most:
+            raise ValueError(f"a wait for a turn after {most}")
+        rank.turns, rank.turn_began = rank.turns + 1, math.inf
 
     def _store_steps(
         self, rank: ProgramRank, message: EndedSteps | StepLosses | StepTokens | StepWaits | StepLoads
@@ -373,7 +420,7 @@ def _check_begun(rank: ProgramRank, message: Mark) -> None:
 
 def _check_sender(rank: ProgramRank, message: Mark, sender: int) -> None:
     """Raise ValueError for the moments of a rank from another process: it can be early while the rank works."""
-    timed = isinstance(message, WindowBegan | WindowEnded | EndedSteps)
+    timed = isinstance(message, WindowBegan | WindowEnded | TurnWanted | EndedSteps)
     if timed and rank.sender and sender and sender != rank.sender:
         raise ValueError(f"'{message.event}' of rank {message.rank} came from another process than the one that began")
 
@@ -417,7 +464,7 @@ def _mark_problems(ranks: Mapping[int, ProgramRank], config: ProgramArm, world: 
         least = min(short, key=lambda number: len(ranks[number].ended))
         done = len(ranks[least].ended)
         yield f"{_who(least, world)} marked {done:,} of {total:,} steps, or left the trial without closing it"
-    unmarked = next((n for n, rank in ranks.items() if math.isnan(rank.window_s)), None)
+    unmarked = next((n for n, rank in ranks.items() if not rank.has_window(config.steps)), None)
     if unmarked is not None:
         yield f"{_who(unmarked, world)} marked no window"
     if not short and unmarked is None:

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from ablate.experiments.analysis.placing import Kind, placed
 from ablate.experiments.catalog.files import CONTENT_TYPE_OF_SUFFIX, content_type_of
 from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.kinds.command import HIDDEN_FAILURES, CommandArm, hides_failures
 from ablate.experiments.design.kinds.program import CLOCK_S, marked_steps
 from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.metrics import CPU_STEP
 from ablate.experiments.design.plan import may_have_control
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.errors import SpecError, SpecProblem
@@ -30,6 +33,8 @@ from ablate.workers.trials.result import TrialResult
 _WARMUP, _TIMED = 1, 5
 """Most steps of a short trial."""
 _SHOWN_RESULTS = 20
+_ROOM = 0.75
+"""Share of the free memory that the trials of a block may take together."""
 _NO_COUNTER = f"no counter that the worker may read, or a window of GPUs under {GPU_WINDOW_S:g} s"
 
 
@@ -196,9 +201,11 @@ class CheckedSpec:
             ),
             node_class=node_class,
             is_quiet=self._allows(load),
+            can_take_turns=_can_take_turns([_result(run) for run in by_arm.values()], more=len(controls)),
             seed=_seed(_result(by_arm[BASELINE])),
             marks=_marks(_result(run) for run in by_arm.values()),
             step_s=statistics.median(steps) if steps else None,
+            cpu_step_s=max((_result(run).cpu_step_s or 0.0 for run in by_arm.values()), default=0.0) or None,
             longest_s=max(trial_s.values()),
             start_s=max(map(_start_s, by_arm.values())),
             block_s=sum([*trial_s.values(), *controls]),
@@ -228,7 +235,8 @@ class CheckedSpec:
             quiet, names = self._allows(load), ", ".join(dict.fromkeys(one.name for one in others))
             detail = f"others take {load:.0%} of the cores' time" + (f" (busiest: {names})" if names else "")
             detail += f"; the spec allows {self.spec.placement.max_foreign_load:g} %"
-            other_way = "" if self.spec.verdict.primary.metric == "cpu_s" else ", or compare processor time (cpu_s)"
+            by_work = self.spec.verdict.primary.metric in ("cpu_s", CPU_STEP)
+            other_way = "" if by_work else ", or compare processor time (cpu_step_s, or cpu_s without marked steps)"
             detail += "" if quiet else f": close them{other_way}, or intervals get wider"
             yield ProgramCheck(name="quiet", passed=quiet, needed=False, detail=detail)
 
@@ -250,12 +258,16 @@ class SpecCheck:
     """Of this machine."""
     is_quiet: bool
     """Whether others took less of the cores before the runs than the spec allows."""
+    can_take_turns: bool
+    """Whether all trials of a block may run by turns: programs of one rank, for which the memory has room."""
     seed: int | None
     """The seed that the baseline reports."""
     marks: Literal["process", "steps", "tokens"]
     """What every arm marks: nothing, steps, or steps with tokens."""
     step_s: float | None
     """Median time of a step; None without marks."""
+    cpu_step_s: float | None
+    """Most processor time of a step of an arm; None without marks."""
     start_s: float
     """Longest time of a trial outside of its steps."""
     longest_s: float
@@ -273,6 +285,14 @@ def _short(config: CommandArm) -> CommandArm:
 
 def _result(run: CheckRun) -> TrialResult:
     return run.result or TrialResult.partial()
+
+
+def _can_take_turns(results: Sequence[TrialResult], *, more: int) -> bool:
+    """Return whether trials are of one rank, and with `more` of the largest leave a quarter of the free memory."""
+    peaks = [result.peak_reserved_bytes for result in results if result.peak_reserved_bytes is not None]
+    ranks = {result.program and result.program.ranks for result in results}
+    wanted = sum(peaks) + more * max(peaks, default=0)
+    return ranks == {1} and len(peaks) == len(results) and wanted <= _ROOM * psutil.virtual_memory().available
 
 
 def _seed(result: TrialResult) -> int | None:

@@ -13,7 +13,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from ablate.experiments.system.isolation import short_link
-from ablate.experiments.system.processes import adopt_orphans, children_of
+from ablate.experiments.system.processes import adopt_orphans, children_of, family_of
 from ablate.workers.commands.several_nodes import end_steps
 from ablate.workers.environment_variables import TRIAL_PROCESSES
 from ablate.workers.errors import WorkerError
@@ -192,7 +192,7 @@ class TrialRunner:
                 self.guardian.check()
             if any(_is_readable(descriptor) for descriptor in also):
                 break
-            family = _family(trial.pid)
+            family = family_of(trial.pid)
             trial.peak_rss_bytes = max(map(_peak_rss, family), default=0) or trial.peak_rss_bytes
             trial.excess = self._excess(family)
             if trial.excess:
@@ -208,7 +208,7 @@ class TrialRunner:
         """End a trial that has to stop, or the remains of one that ended by itself; return its ending."""
         start = time.monotonic()
         if trial.memory is not None:
-            trial.memory.look(_family(trial.pid))
+            trial.memory.look(family_of(trial.pid))
         survivors = self._end(trial)
         if trial.order.nodes > 1 and not trial.order.prepare_only:
             with suppress(OSError):  # the next trial tries again, and the end of the job ends them
@@ -218,7 +218,7 @@ class TrialRunner:
         self.guardian.forget(trial.pid, trial.trial_id)
         exit_code = trial.process.exitcode if trial.process.exitcode is not None else -signal.SIGKILL
         _clean(trial)
-        too_much = StopReason.OUTPUT_LIMIT if self._output_of(trial).is_too_much(_family(trial.pid)) else None
+        too_much = StopReason.OUTPUT_LIMIT if self._output_of(trial).is_too_much(family_of(trial.pid)) else None
         return Ending(
             stopped=trial.stopped or _fenced(exit_code, lease) or self._died_with_us(exit_code) or too_much,
             exit_code=exit_code,
@@ -331,16 +331,6 @@ def _fenced(exit_code: int, lease: Lease) -> StopReason | None:
 
 def _is_readable(descriptor: int) -> bool:
     return bool(wait([descriptor], 0))
-
-
-def _family(pid: int) -> list[int]:
-    """Return a process and its descendants: cheaper, during a trial, than to look at every process of the machine."""
-    pids = [pid]
-    for one in pids:
-        with suppress(OSError):  # it has ended
-            for children in Path(f"/proc/{one}/task").glob("*/children"):
-                pids += map(int, children.read_text(encoding="ascii").split())
-    return pids
 
 
 def _unlinked_bytes(pids: Iterable[int], device: int) -> int:

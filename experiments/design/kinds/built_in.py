@@ -11,7 +11,7 @@ from typing import Any
 from ablate.experiments.design.gate import Claim, Facts, Gate, GateValue, read_field, replace_fields, show
 from ablate.experiments.design.gates import GATES, back_ends_of, with_gates
 from ablate.experiments.design.kinds.gate_readings import GateReading, read_gates
-from ablate.experiments.design.kinds.kind import ArmConfig, Draft, Drafts, LossRows, StepWork
+from ablate.experiments.design.kinds.kind import ArmConfig, Draft, Drafts, LossRows, StepWork, slice_problems
 from ablate.experiments.design.problems import listed, pointer, without_repeats
 from ablate.experiments.design.recipes import OF_AN_ARM, OF_TRAINING, OF_VALIDATION, OVERRIDES, RECIPES, Recipe
 from ablate.experiments.design.spec import AblationSpec
@@ -186,7 +186,7 @@ class BuiltInArm(TrainConfig, ArmConfig):
 
 def _drafts(spec: AblationSpec) -> Drafts:
     recipe, node_class = RECIPES[spec.workload.name], NODE_CLASSES[spec.placement.node_class]
-    step_problems = [*_slice_problems(spec, node_class), *_schedule_problems(spec, node_class)]
+    step_problems = [*slice_problems(spec), *_schedule_problems(spec, node_class)]
     problems = [*_node_problems(spec), *recipe_problems(spec), *_recipe_problems(recipe, node_class), *step_problems]
     if step_problems:  # illegal steps make no configuration
         return Drafts(arms=(), problems=tuple(problems))
@@ -206,10 +206,6 @@ def _drafts(spec: AblationSpec) -> Drafts:
     legal = tuple(arm for part in parts for arm in part.arms)
     problems = without_repeats([*(part.problems for part in parts), list(_device_problems(spec, legal))])
     return Drafts(arms=legal, problems=tuple(problems))
-
-
-MAX_TRIALS = 8
-"""Most arms of an ablation with slices: all trials of a block are in the machine's memory at the same time."""
 
 
 def recipe_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
@@ -244,29 +240,6 @@ def _node_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         yield SpecProblem(pointer=pointer("placement", "nodes"), detail=detail, hint=hint)
 
 
-def _slice_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecProblem]:
-    """Find reasons why the trials of `spec` cannot run in the slices that it requests."""
-    steps, arms = spec.workload.steps, 1 + len(spec.variants)
-    if not steps.slice:
-        return
-    where = pointer("workload", "steps", "slice")
-    if not node_class.slices:
-        able = listed(name for name, entry in NODE_CLASSES.items() if entry.slices)
-        detail = f"the trials of a block cannot run in slices on node class '{node_class}': {_why_not(node_class)}"
-        yield SpecProblem(pointer=where, detail=detail, hint=f"node classes that can: {able}; or leave slice out")
-    if spec.placement.devices > 1:
-        detail = f"slices are for trials on one device; this spec has {spec.placement.devices}"
-        yield SpecProblem(pointer=where, detail=detail, hint="leave slice out, or use one device")
-    if arms > MAX_TRIALS:
-        detail = f"{arms} arms would be in memory together; allowed with slices: {MAX_TRIALS}, with the baseline"
-        yield SpecProblem(pointer=where, detail=detail, hint="leave slice out, or remove variants")
-    if steps.timed % (2 * steps.slice):
-        detail = f"{steps.timed} timed steps do not make an even number of slices of {steps.slice}"
-        fitting = [size for size in range(1, steps.timed // 2 + 1) if steps.timed % (2 * size) == 0]
-        hint = f"slices that fit: {listed(map(str, fitting))}" if fitting else "use an even number of timed steps"
-        yield SpecProblem(pointer=where, detail=detail, hint=hint)
-
-
 def _schedule_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecProblem]:
     """Find reasons why the trials of `spec` cannot validate by the schedule that it requests."""
     steps, where = spec.workload.steps, pointer("workload", "steps", "val_every")
@@ -284,12 +257,6 @@ def _schedule_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[Sp
     if steps.val_every > steps.timed:
         detail = f"val_every is {steps.val_every}; allowed: 0 to {steps.timed}, the timed steps"
         yield SpecProblem(pointer=where, detail=detail)
-
-
-def _why_not(node_class: NodeClass) -> str:
-    if node_class.compiles_only:
-        return "that class executes nothing"
-    return "a trial has the device to itself there; any other process on it makes the trial invalid"
 
 
 def _device_problems(spec: AblationSpec, arms: Sequence[Draft]) -> Iterator[SpecProblem]:

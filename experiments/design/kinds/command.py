@@ -21,6 +21,7 @@ from ablate.experiments.design.kinds.program import (
     requirement_problems,
     requirements,
     shared_fields,
+    turn_problems,
 )
 from ablate.experiments.design.metrics import LOSS_METRICS, PROCESS_METRICS, SEED_METRICS
 from ablate.experiments.design.packages import lane_over
@@ -210,6 +211,7 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         yield SpecProblem(pointer=where, detail=detail, hint="write [bash, -o, pipefail, -c, ...]")
     yield from _evaluation_problems(spec)
     yield from logged_problems(spec)
+    yield from turn_problems(spec)
     yield from _resume_problems(spec)
     yield from requirement_problems(spec)
 
@@ -268,6 +270,9 @@ def _resume_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         if any(metric.tracker for metric in spec.workload.metrics.values()):
             detail = "what a killed program has logged may end within a record"
             yield SpecProblem(pointer=where, detail=detail, hint="let it report its metrics: trial.report(name=...)")
+        if spec.workload.steps.slice:
+            detail = "a program is killed and started again in one go, without turns of other trials"
+            yield SpecProblem(pointer=where, detail=detail, hint="leave workload.steps.slice out")
         if spec.workload.profile or spec.workload.require_kernels:
             detail = "a program that is resumed has no profiled step"
             yield SpecProblem(pointer=where, detail=detail, hint="leave profile and require_kernels out")

@@ -5,7 +5,7 @@ Each kind is a class in a file of its own beside this one, and an entry in `abla
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -15,10 +15,12 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ablate.experiments.design.gate import Claim, Facts
 from ablate.experiments.design.kinds.gate_readings import GateReading
+from ablate.experiments.design.problems import listed, pointer
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.workload import Workload
 from ablate.experiments.documents import first_problem
 from ablate.experiments.errors import SpecProblem
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.kernels.backends import NodeClass
 from ablate.model.config import StepsConfig
 
@@ -286,3 +288,37 @@ class Drafts(NamedTuple):
 
     arms: tuple[Draft, ...]
     problems: tuple[SpecProblem, ...]
+
+
+MAX_TRIALS = 8
+"""Most arms of an ablation with slices: all trials of a block are in the machine's memory at the same time."""
+
+
+def slice_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find reasons why the trials of `spec` cannot run in the slices that it requests."""
+    steps, arms = spec.workload.steps, 1 + len(spec.variants)
+    node_class = NODE_CLASSES[spec.placement.node_class]
+    if not steps.slice:
+        return
+    where = pointer("workload", "steps", "slice")
+    if not node_class.slices:
+        able = listed(name for name, entry in NODE_CLASSES.items() if entry.slices)
+        detail = f"the trials of a block cannot run in slices on node class '{node_class}': {_why_not(node_class)}"
+        yield SpecProblem(pointer=where, detail=detail, hint=f"node classes that can: {able}; or leave slice out")
+    if spec.placement.devices > 1:
+        detail = f"slices are for trials on one device; this spec has {spec.placement.devices}"
+        yield SpecProblem(pointer=where, detail=detail, hint="leave slice out, or use one device")
+    if arms > MAX_TRIALS:
+        detail = f"{arms} arms would be in memory together; allowed with slices: {MAX_TRIALS}, with the baseline"
+        yield SpecProblem(pointer=where, detail=detail, hint="leave slice out, or remove variants")
+    if steps.timed % (2 * steps.slice):
+        detail = f"{steps.timed} timed steps do not make an even number of slices of {steps.slice}"
+        fitting = [size for size in range(1, steps.timed // 2 + 1) if steps.timed % (2 * size) == 0]
+        hint = f"slices that fit: {listed(map(str, fitting))}" if fitting else "use an even number of timed steps"
+        yield SpecProblem(pointer=where, detail=detail, hint=hint)
+
+
+def _why_not(node_class: NodeClass) -> str:
+    if node_class.compiles_only:
+        return "that class executes nothing"
+    return "a trial has the device to itself there; any other process on it makes the trial invalid"

@@ -16,6 +16,7 @@ from ablate.experiments.design.kinds.program import (
     requirement_problems,
     requirements,
     shared_fields,
+    turn_problems,
 )
 from ablate.experiments.design.packages import (
     PackageRecipe,
@@ -161,9 +162,7 @@ def package_problems(spec: AblationSpec, recipe: PackageRecipe) -> Iterator[Spec
     if not recipe.runs_on(spec.placement.node_class):
         detail = f"recipe '{recipe.name}' is not meant for node class '{spec.placement.node_class}'; allowed: "
         yield SpecProblem(pointer=pointer("placement", "node_class"), detail=detail + listed(recipe.places))
-    if spec.workload.steps.slice:
-        detail = "the trials of a package's recipe cannot run in slices"
-        yield SpecProblem(pointer=pointer("workload", "steps", "slice"), detail=detail, hint="leave slice out")
+    yield from turn_problems(spec)
     if spec.workload.steps.val_every:
         detail = "a package's recipe validates by itself, so val_every has no effect"
         yield SpecProblem(pointer=pointer("workload", "steps", "val_every"), detail=detail, hint="leave val_every out")

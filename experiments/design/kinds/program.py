@@ -7,8 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ablate.experiments.design.kinds.kind import ArmConfig
-from ablate.experiments.design.metrics import METRICS, PROCESS_METRICS, TRACKER_VARIABLES, LoggedMetric
+from ablate.experiments.design.kinds.kind import ArmConfig, slice_problems
+from ablate.experiments.design.metrics import (
+    CPU_STEP,
+    METRICS,
+    PROCESS_METRICS,
+    TRACKER_VARIABLES,
+    WINDOW_METRICS,
+    LoggedMetric,
+)
 from ablate.experiments.design.problems import listed, nearest, pointer
 from ablate.experiments.design.program_files import ARCHIVE
 from ablate.experiments.design.spec import AblationSpec
@@ -199,9 +206,9 @@ def needs_of(metric: str) -> Literal["process", "steps", "tokens"]:
     return "process" if metric in PROCESS_METRICS or metric not in METRICS else "steps"
 
 
-def marked_steps(*, warmup: int, timed: int) -> StepsConfig:
-    """Return the steps of a command, which has no passes, slices and validation rows of ours."""
-    return StepsConfig(warmup=warmup, warmup_s=0.0, timed=timed, slice=0, val_rows=0)
+def marked_steps(*, warmup: int, timed: int, in_slices_of: int = 0) -> StepsConfig:
+    """Return the steps of a command, which has no passes and validation rows of ours."""
+    return StepsConfig(warmup=warmup, warmup_s=0.0, timed=timed, slice=in_slices_of, val_rows=0)
 
 
 def needed_secret(name: str) -> str:
@@ -219,7 +226,9 @@ def shared_fields(spec: AblationSpec) -> dict[str, Any]:
         "profile": workload.profile or bool(workload.require_kernels),
         "needs": needs_of(spec.verdict.primary.metric),
         "secrets": tuple(sorted(workload.secrets)),
-        "steps": marked_steps(warmup=workload.steps.warmup, timed=workload.steps.timed),
+        "steps": marked_steps(
+            warmup=workload.steps.warmup, timed=workload.steps.timed, in_slices_of=workload.steps.slice
+        ),
         "devices": spec.placement.devices,
         "nodes": spec.placement.nodes,
     }
@@ -241,6 +250,24 @@ def set_requirements(workload: dict[str, Any], of_arms: Mapping[str, tuple[Mappi
         workload.pop(key, None)
         if any(required.values()):
             workload[key] = {arm: one for arm, one in required.items() if one}
+
+
+def turn_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find reasons why programs cannot run in the slices that a spec asks for, and metrics that need one window."""
+    yield from slice_problems(spec)
+    metric, where = spec.verdict.primary.metric, pointer("workload", "steps", "slice")
+    if spec.workload.steps.slice and needs_of(metric) == "process":
+        whose = "reported by the program" if metric not in METRICS else "a number of the whole process"
+        detail = f"slices are for numbers of marked steps, and {metric} is {whose}: the turns of the others are in it"
+        hint = f"decide by {listed(('cpu_step_s', *WINDOW_METRICS[:1]))}, or leave slice out"
+        yield SpecProblem(pointer=where, detail=detail, hint=hint)
+    if spec.placement.nodes > 1:
+        if spec.workload.steps.slice:
+            detail = f"slices are for trials on one node; this spec has {spec.placement.nodes}"
+            yield SpecProblem(pointer=where, detail=detail, hint="leave slice out, or use one node")
+        if metric == CPU_STEP:
+            detail = f"{metric} is measured on the node of the first rank, and this program runs on several"
+            yield SpecProblem(pointer=pointer("verdict", "primary", "metric"), detail=detail, hint="use cpu_s")
 
 
 def requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:

@@ -103,9 +103,8 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         err().print(f"not measured: mend the program, or open files to it with --data; the spec is {escape(str(file))}")
         raise typer.Exit(code)
     _write(file, question.spec(times))
-    if not times.is_quiet:
-        err().print("the machine is busy: blocks count all the same (max_foreign_load: 99%), with wider intervals;")
-        err().print("where the change is in the work of the processors, --metric cpu_s answers with fewer blocks")
+    for line in question.of_busy_cores(times):
+        err().print(line)
     err().print(f"wrote {escape(str(file))}: the question, and the rule that answers it")
     _say_how_long(question, times)
     if not get_client_settings().url:

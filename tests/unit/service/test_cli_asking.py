@@ -1,13 +1,16 @@
 """Questions of `ablate ask`: the service's reader of the spec is the oracle."""
 
+import json
 import shlex
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.errors import SpecError
 from ablate.service.cli.asking import CheckedTimes, asked_change, divided
@@ -32,6 +35,7 @@ def test_the_arguments_of_a_command_begin_after_its_script(command: str, args: s
 
 def times(**changes: object) -> CheckedTimes:
     fields = {"node_class": "cpu", "seed": None, "marks": "tokens", "is_quiet": True, "step_s": 0.1, "start_s": 5.0}
+    fields |= {"can_take_turns": True, "cpu_step_s": None if changes.get("marks") == "process" else 0.1}
     return CheckedTimes(**{**fields, "longest_s": 10.0, **changes})  # type: ignore[arg-type]
 
 
@@ -109,6 +113,61 @@ def test_a_busy_machine_is_measured_with_all_its_load() -> None:
     assert question.spec(times(is_quiet=False))["placement"]["max_foreign_load"] == "99%"
     work = asked_change(("a",), changes=("--x",), metric="cpu_s").spec(times())
     assert (work["placement"]["max_foreign_load"], work["verdict"]["primary"]["metric"]) == ("99%", "cpu_s")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    step_s=st.floats(1e-4, 20.0), start_s=st.floats(0.0, 60.0), asked=st.none() | st.integers(1, 5000),
+    variants=st.integers(1, 8), marks=st.sampled_from(["steps", "tokens"]), node_class=st.sampled_from(["cpu", "h200"]),
+    metric=st.sampled_from([None, "cpu_step_s", "step_s", "tokens_per_s", "cpu_s", "loss {}"]),
+    is_quiet=st.booleans(), can_take_turns=st.booleans(), allowed=st.booleans(),
+)  # fmt: skip
+def test_trials_take_turns_of_a_quarter_second_of_work_exactly_where_they_can_and_cores_are_busy(
+    *,
+    step_s: float,
+    start_s: float,
+    asked: int | None,
+    variants: int,
+    metric: str | None,
+    marks: str,
+    node_class: str,
+    is_quiet: bool,
+    can_take_turns: bool,
+    allowed: bool,
+) -> None:
+    question = replace(
+        asked_change(("python", "train.py", "{seed}"), changes=("--x",), metric=metric, steps=asked),
+        variants={f"v{number}": {"args": [f"--x={number}"]} for number in range(variants)},
+        may_take_turns=allowed,
+    )
+    checked = times(
+        step_s=3 * step_s,
+        cpu_step_s=step_s,
+        start_s=start_s,
+        marks=marks,
+        node_class=node_class,
+        is_quiet=is_quiet,
+        can_take_turns=can_take_turns,
+    )
+    values, lines = question.spec(checked), list(question.of_busy_cores(checked))
+    able = node_class == "cpu" and can_take_turns and allowed and metric not in ("cpu_s", "loss {}") and variants < 7
+    steps = values["workload"]["steps"]
+    assert ("slice" in steps) == (able and not is_quiet) == any("take turns" in line for line in lines)
+    assert bool(lines) == (not is_quiet)
+    primary = values["verdict"]["primary"]["metric"]
+    if "slice" in steps:
+        assert (primary == "cpu_step_s") == (metric in (None, "cpu_step_s"))
+        assert (metric is None) == any("--metric" in line for line in lines)
+        assert steps["timed"] % (2 * steps["slice"]) == 0
+        assert steps["slice"] == 1 or steps["slice"] * step_s < 0.5
+        assert steps["slice"] * step_s >= 0.125 or steps["slice"] in {1, steps["timed"] // 2}
+        least = asked or max(10, min(5000, 5.0 / step_s))
+        assert least <= steps["timed"] < least + 2 * steps["slice"] + 1
+    elif metric is None:
+        assert primary == {"steps": "step_s", "tokens": "tokens_per_s"}[marks]
+    if node_class == "cpu" and variants == 1 and question.expected_s(checked) < 3600:
+        values["workload"]["code"] = "/srv/lab"
+        make_plan(parse_spec(json.dumps(values).encode(), "application/json"))
 
 
 def test_times_may_be_compared_at_the_seed_of_the_program_and_reports_may_not() -> None:

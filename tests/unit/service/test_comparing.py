@@ -40,7 +40,14 @@ COMMAND = "python train.py --seed {seed}"
 FASTER = {"faster": {"args": ["--lr", "2e-3"]}}
 CHECK: dict[str, Any] = {
     "checks": [{"name": "runs", "passed": True, "needed": True, "detail": ""}],
-    **{"node_class": "cpu", "seed": None, "marks": "tokens", "is_quiet": True},
+    **{
+        "node_class": "cpu",
+        "seed": None,
+        "marks": "tokens",
+        "is_quiet": True,
+        "can_take_turns": True,
+        "cpu_step_s": 0.1,
+    },
     **{"step_s": 0.1, "start_s": 1.0, "longest_s": 2.0},
 }
 

@@ -104,7 +104,7 @@ def test_a_commit_is_an_arm_of_the_same_repository() -> None:
     [
         ({"workload__recipe": "hybrid-tiny"}, "#/workload", "exactly one of 'recipe' and 'command'"),
         ({"workload__overrides": {"seq_len": 64}}, "#/workload", "'overrides' change a recipe"),
-        ({"workload__steps": {"timed": 4, "slice": 2}}, "#/workload", "cannot run in slices"),
+        ({"workload__steps": {"timed": 4, "slice": 3}}, "#/workload/steps/slice", "an even number of slices of 3"),
         ({"workload__command": []}, "#/workload/command", "at least 1"),
         ({"workload__command": "python train.py"}, "#/workload/command", "must be a list"),
         ({"workload__command": ["python", "{sed}"]}, "#/workload/command/1", "unknown placeholder {sed}"),

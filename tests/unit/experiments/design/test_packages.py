@@ -156,7 +156,7 @@ def test_other_code_of_a_package_is_another_arm_and_another_lane(own_packages: O
         ({"variants": {"x": {"overrides": {"fast": True}}}}, "#/variants/x/overrides/fast", "known: width, rate"),
         ({"variants": {"x": {"args": ["-v"]}}}, "#/variants/x", "this workload is recipe 'mine'"),
         ({"variants": {"x": {"gates": {"kind": "a"}}}}, "#/variants/x", "same configuration as the baseline"),
-        ({"workload": {"steps": {"timed": 4, "slice": 2}}}, "#/workload/steps/slice", "cannot run in slices"),
+        ({"workload": {"steps": {"timed": 4, "slice": 3}}}, "#/workload/steps/slice", "an even number of slices of 3"),
     ],
 )
 def test_a_spec_that_does_not_fit_the_package_is_refused_at_its_line(

@@ -8,7 +8,7 @@ import pytest
 from ablate.experiments.analysis.noise.calibrate import estimator_digest
 from ablate.experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
 from ablate.experiments.design.arms import resolve
-from ablate.experiments.design.kinds.built_in import MAX_TRIALS
+from ablate.experiments.design.kinds.kind import MAX_TRIALS
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import make_plan, questions, running_order
 from ablate.experiments.design.rule import rule_digest, rule_of, window_estimator
@@ -74,6 +74,79 @@ def test_more_arms_than_may_be_in_memory_are_refused() -> None:
     assert not resolve(sliced(variants=few, baseline=baseline)).problems
     (problem,) = resolve(sliced(variants=variants, baseline=baseline)).problems
     assert "9 arms would be in memory together; allowed with slices: 8" in problem.detail
+
+
+def command(**changes: Any) -> AblationSpec:
+    steps = {"warmup": 1, "timed": 12, "slice": 3}
+    values = {"workload": {"command": ["python", "train.py"], "code": "/srv/lab", "steps": steps}, "baseline": {}}
+    rule = {"primary": {"metric": "cpu_step_s", "margin": "1%"}}
+    variants = {"fused": {"args": ["--fused"]}}
+    return make_spec(**{**values, "variants": variants, "verdict": rule, **changes})
+
+
+REFUSED_OF_COMMANDS: dict[str, tuple[dict[str, Any], str]] = {
+    "gpu": (
+        {"placement": {"node_class": "h200"}},
+        "cannot run in slices on node class 'h200': a trial has the device to itself there",
+    ),
+    "any gpu": (
+        {"placement": {"node_class": "gpu-nvidia-a100-sxm4-80gb"}},
+        "on node class 'gpu-nvidia-a100-sxm4-80gb'",
+    ),
+    "nodes": ({"placement": {"node_class": "cpu", "nodes": 2}}, "on one node; this spec has 2"),
+    "odd": ({"workload__steps__slice": 4}, "an even number of slices of 4"),
+    "process": (
+        {"verdict__primary__metric": "process_s"},
+        "process_s is a number of the whole process: the turns of the others are in it",
+    ),
+    "work of the process": ({"verdict__primary__metric": "cpu_s"}, "cpu_s is a number of the whole process"),
+    "reported": (
+        {"workload__metrics": {"rate": {"better": "higher"}}, "verdict__primary__metric": "rate"},
+        "rate is reported by the program: the turns of the others are in it",
+    ),
+    "many arms": (
+        {"variants": {f"v{number}": {"args": [f"--x={number}"]} for number in range(MAX_TRIALS)}},
+        "9 arms would be in memory together",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_OF_COMMANDS)
+def test_commands_that_cannot_take_turns_are_refused_with_the_reason(what: str) -> None:
+    changes, words = REFUSED_OF_COMMANDS[what]
+    problems = resolve(command(**changes)).problems
+    texts = [one.detail for one in problems if one.pointer == "#/workload/steps/slice"]
+    assert len(texts) == 1, problems
+    assert words in texts[0]
+
+
+def test_a_program_that_is_killed_and_resumed_takes_no_turns() -> None:
+    own = {"variants": {"resumed": {"resume_at": 3}}, "verdict__primary": {"metric": "loss_final", "margin": "0%"}}
+    details = [problem.detail for problem in resolve(command(**own)).problems]
+    assert details == ["a program is killed and started again in one go, without turns of other trials"]
+
+
+def test_processor_time_of_steps_is_measured_on_one_node() -> None:
+    own = {"placement": {"node_class": "cpu", "nodes": 2}, "workload__steps__slice": 0}
+    (problem,) = resolve(command(**own)).problems
+    assert (problem.pointer, problem.hint) == ("#/verdict/primary/metric", "use cpu_s")
+    assert not resolve(command(workload__steps__slice=0)).problems
+
+
+def test_trials_of_commands_take_turns_and_their_processor_time_has_noise_of_its_own() -> None:
+    spec, whole, by_time = command(), command(workload__steps__slice=0), command(verdict__primary__metric="step_s")
+    configs = [make_plan(one).baseline.config for one in (spec, whole)]
+    assert [len(config.steps.slices) for config in configs] == [4, 1]
+    assert configs[0].steps.slice == 3
+    names = ("cpu_step_s", "cpu_s", "step_s", "tokens_per_s")
+    keys = {(estimator_digest(config, name), name) for config in configs for name in names}
+    assert len({key for key, _name in keys}) == 5, "cpu_s has no window; step_s and tokens_per_s share theirs"
+    assert len({rule_digest(one) for one in (spec, whole, by_time)}) == 3
+    assert "3 timed steps at a time" in rule_in_words(rule_of(spec))
+    assert "processor seconds" in str(rule_of(spec)["estimator"])
+    aa = parse_spec(calibration_spec(spec, node_class="cpu", blocks=20, order_seed=1), CONTENT_TYPE)
+    own = make_plan(aa).baseline.config
+    assert estimator_digest(own, "cpu_step_s") == estimator_digest(configs[0], "cpu_step_s")
 
 
 def test_slices_are_part_of_rule_plan_and_calibration_key_and_not_of_the_question() -> None:

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.verdicts import OPEN, Cause, Verdict
+from ablate.experiments.design.rule import COMPARISON, OTHER_PROGRAM, window_estimator
 from ablate.experiments.outcomes import FailureClass, VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED, Admission, AttemptRecord, Family
 from ablate.experiments.reporting.outlook import outlook, to_continue
+from ablate.experiments.reporting.sentences import remarks
 from tests.factories import make_plan, make_receipts, make_spec
 
 SPEC = make_spec(design__blocks={"count": 8})
@@ -57,16 +59,33 @@ def test_a_line_has_the_numbers_of_the_samples_and_says_probably_only_if_zero_is
     assert len(lines) == len(undecided) + len(last)
 
 
+TURNS = "let the trials take turns (workload.steps.slice)"
+WORK = "compare processor time (metric cpu_step_s, or cpu_s of a program without marks)"
+
+
 @pytest.mark.parametrize(
-    ("node_class", "metric", "words"),
+    ("node_class", "metric", "program", "in_turns", "words"),
     [
-        ("cpu", "process_s", "the processor time of a command (metric cpu_s)"),
-        ("cpu", "cpu_s", "let the program train for more steps"),
-        ("h200", "tokens_per_s", "on a node that nothing else uses"),
+        ("cpu", "process_s", True, False, f"Close other programs, or {WORK} and {TURNS}."),
+        ("cpu", "step_s", True, True, f"Close other programs, or {WORK}."),
+        ("cpu", "cpu_s", True, False, "or compare the processor time of marked steps (metric cpu_step_s) and let the"),
+        ("cpu", "cpu_step_s", True, False, f"Close other programs, or {TURNS}."),
+        ("cpu", "cpu_step_s", True, True, "Close other programs, or measure more steps (workload.steps.timed)."),
+        ("cpu", "tokens_per_s", False, False, f"Close other programs, or {TURNS}."),
+        ("cpu", "tokens_per_s", False, True, "Close other programs, or measure more steps (workload.steps.timed)."),
+        ("h200", "tokens_per_s", True, False, "on a node that nothing else uses"),
     ],
 )
-def test_noise_that_takes_many_blocks_gets_a_remedy_and_no_command(node_class: str, metric: str, words: str) -> None:
+def test_noise_that_takes_many_blocks_gets_a_remedy_and_no_command(
+    node_class: str, metric: str, program: bool, in_turns: bool, words: str
+) -> None:
     verdict = judged(1.0, 0.05)
+    rule = {
+        **verdict.rule,
+        "estimator": window_estimator(3 if in_turns else 0),
+        "comparison": {**COMPARISON, **(OTHER_PROGRAM if program else {})},
+    }
+    verdict = verdict.model_copy(update={"rule": rule})
     variant = next(one for one in verdict.variants if one.arm == "psiv-on")
     assert variant.primary is not None
     primary = variant.primary.model_copy(update={"metric": metric})
@@ -76,6 +95,32 @@ def test_noise_that_takes_many_blocks_gets_a_remedy_and_no_command(node_class: s
     assert len(lines) == 1
     assert "812" not in lines[0]
     assert words in lines[0]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    load=st.none() | st.floats(0.0, 1.0),
+    planned=st.integers(6, 300),
+    needed=st.integers(6, 1000),
+    node_class=st.sampled_from(["cpu", "h200"]),
+)
+def test_more_blocks_are_advised_only_where_load_is_not_the_reason_and_never_hundreds_beyond_the_plan(
+    load: float | None, planned: int, needed: int, node_class: str
+) -> None:
+    verdict = judged(1.0, 0.05)
+    arms = {name: arm.model_copy(update={"foreign_load": load}) for name, arm in verdict.arms.items()}
+    verdict = verdict.model_copy(update={"arms": arms, "blocks_planned": planned, "node_class": node_class})
+    variant = next(one for one in verdict.variants if one.arm == "psiv-on")
+    noisy = variant.model_copy(update={"blocks_needed": needed, "cause": Cause.NOT_PROVED})
+    line, *more = outlook(verdict, [noisy])
+    busy = node_class == "cpu" and (load or 0.0) > 0.1
+    advised = needed <= planned if busy else needed <= 10 * planned and (needed <= 100 or needed <= 2 * planned)
+    assert (f"another {needed} blocks" in line) == advised == bool(more)
+    assert ("others took" in line) == (busy and not advised)
+    if not advised:
+        assert "block" not in line
+        assert line.count("Close other programs") == (node_class == "cpu")
+    assert any(f"ablation of {needed} blocks would answer" in one for one in remarks(verdict, noisy)) == advised
 
 
 def test_a_verdict_without_a_service_or_without_doubt_names_no_command() -> None:

@@ -191,8 +191,8 @@ def stored(marks: ProgramMarks, message: dict[str, Any]) -> Any:
     rank, event = marks.ranks[message["rank"]], message["event"]
     readings: dict[str, Any] = {
         "began": lambda: {"at": rank.began, "world": rank.world, "process": rank.process},
-        "window began": lambda: {"at": rank.edges["window began"]},
-        "window ended": lambda: {"at": rank.edges["window ended"]},
+        "window began": lambda: {"at": rank.edges["window began"][0]},
+        "window ended": lambda: {"at": rank.edges["window ended"][0]},
         "steps": lambda: {"steps": [[i, rank.ended[i], rank.tokens[i], rank.losses.get(i)] for i in rank.ended]},
         "losses": lambda: {"losses": [[i, loss] for i, loss in rank.losses.items()]},
         "tokens": lambda: {"tokens": [[i, tokens] for i, tokens in rank.tokens.items()]},

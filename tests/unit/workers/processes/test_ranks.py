@@ -2,15 +2,19 @@
 
 import itertools
 import json
+import math
 import random
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.program_report import clocks_differ
+from ablate.model.config import StepsConfig
 from ablate.workers.commands import program_end
 from ablate.workers.commands.ranks import ProgramMarks, rank_problem
 from tests.programs import program_config, ran, write_program
@@ -242,3 +246,68 @@ def test_two_launchers_after_each_other_are_two_loops_and_no_rounds() -> None:
             message = {**values, "run": run, "round": 1 if run == "a" else 0, "process": process}
             marks.take(json.dumps(message).encode(), seen)
     assert "two processes report as rank 0" in str(marks.wrong)
+
+
+def sliced_marks(changes: Mapping[str, Any] = MappingProxyType({}), *, slices: int, size: int) -> ProgramMarks:
+    """Return the marks of a program that took its turns, in which one thing is changed."""
+    steps = StepsConfig(warmup=1, warmup_s=0.0, timed=slices * size, slice=size, val_rows=0)
+    marks, now = ProgramMarks(program_config(None, steps=steps)), itertools.count(1.0)
+    own: dict[str, Any] = {"rank": 0, "python": "3", "implementation": "CPython"}
+
+    def send(event: str, **values: Any) -> None:
+        if changes.get("leave out") != (event, values.pop("part", None)):
+            marks.take(json.dumps({**own, "event": event, **values}).encode(), values.get("at", 0.0))
+
+    send("began", at=next(now), world=changes.get("world", 1))
+    ended = [[index, next(now), 10, None] for index in range(2)]
+    for part in range(slices):
+        send("turn", part=part)
+        if changes.get("no answer") != part:
+            marks.ranks[0].turn_began = next(now)
+        late = 2.5 if changes.get("early") == part else 0.0  # before the turn, and after the step before
+        send("window began", at=next(now) - late, part=part)
+        ended += [[2 + part * size + index, next(now), 10, None] for index in range(size)]
+        send("window ended", at=ended[-1][1] + (0.5 if changes.get("late") == part else 0.0), part=part)
+    send("turn", part=slices)
+    for part in changes.get("more", ()):
+        send(part, **({"at": next(now)} if part != "turn" else {}))
+    send("steps", steps=ended)
+    send("ended", at=next(now), seed=7, whole=True, packages={}, memory=None)
+    return marks
+
+
+@pytest.mark.parametrize(("slices", "size"), [(2, 1), (2, 3), (6, 1), (4, 5)])
+def test_slices_of_a_program_are_whole_only_with_all_their_turns_and_ends_in_order(slices: int, size: int) -> None:
+    def problem(**changes: Any) -> str | None:
+        marks = sliced_marks(
+            {name.replace("_", " "): value for name, value in changes.items()}, slices=slices, size=size
+        )
+        whole = marks.wrong is None and marks.ranks[0].is_whole(marks._config.steps)
+        found = marks.wrong or rank_problem(marks.loops, marks._config)
+        assert whole == (found is None), found
+        return found
+
+    marks = sliced_marks(slices=slices, size=size)
+    assert problem() is None
+    rank, steps = marks.ranks[0], marks._config.steps
+    assert rank.window_s == rank.window_seen_s == slices * size
+    assert math.fsum(rank.step_s(index, steps) for index in range(2, steps.total)) == rank.window_s
+    for part in range(slices):
+        assert f"slice {part + 1} began before the turn" in str(problem(leave_out=("turn", part)))
+        assert f"slice {part + 1} began before the turn" in str(problem(early=part))
+        assert f"slice {part + 1} began before the turn" in str(problem(no_answer=part))
+        assert f"slice {part + 1} of {slices}'s end at" in str(problem(late=part))
+        assert "marked no window" in str(problem(leave_out=("window ended", part)))
+        assert problem(leave_out=("window began", part)) is not None
+    assert f"a wait for a turn after {slices + 1}" in str(problem(more=["turn"]))
+    for edge in ("window began", "window ended"):
+        assert f"{edge} more than {slices} times" in str(problem(more=[edge]))
+    assert "trains with 2 ranks, which cannot take turns" in str(problem(world=2))
+
+
+def test_a_wait_for_a_turn_is_no_message_of_a_program_without_slices() -> None:
+    marks = ProgramMarks(program_config(None))
+    began = {"event": "began", "rank": 0, "at": 1.0, "world": 1, "python": "3", "implementation": "CPython"}
+    assert marks.take(json.dumps(began).encode(), 1.0) is not None
+    assert marks.take(json.dumps({"event": "turn", "rank": 0}).encode(), 2.0) is None
+    assert "a wait for a turn after 0" in str(marks.wrong)
