@@ -96,6 +96,11 @@ PAIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items()
 CPU_STEP = "cpu_step_s"
 """Processor time of the marked steps of a command."""
 
+OTHER_PROGRAM: dict[str, Any] = {
+    "other_work": "no word where the steps of two arms have different tokens, as the program reports them",
+}
+"""Addition to the comparison of a rule where the arms are commands or recipes of packages."""
+
 PROCESS_METRICS: tuple[str, ...] = tuple(
     name for name in PAIRED_METRICS if METRICS[name].source == "program" and name != CPU_STEP
 )

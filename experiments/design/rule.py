@@ -7,7 +7,7 @@ from typing import Any
 
 from ablate.experiments.design.gate import Claim
 from ablate.experiments.design.gates import GATES
-from ablate.experiments.design.metrics import CPU_STEP, CURVE_METRICS, METRICS, TARGET_METRICS
+from ablate.experiments.design.metrics import CPU_STEP, CURVE_METRICS, METRICS, OTHER_PROGRAM, TARGET_METRICS
 from ablate.experiments.design.power import ALPHA, blocks_for_events, level_shares
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.verdict_rule import Primary, Requirement
@@ -112,10 +112,6 @@ EQUAL_PARAMETERS = {
 """The same where the spec demands equal parameters."""
 
 
-OTHER_PROGRAM: dict[str, Any] = {
-    "other_work": "no word where the steps of two arms have different tokens, as the program reports them",
-}
-"""Addition to the comparison where the arms are commands or recipes of packages."""
 OTHER_TRAINING: dict[str, Any] = {
     "other_training": "no word of a loss where the arms train on other numbers of tokens, unless their model FLOPs are "
     "equal up to 0.1 %; of a validation loss where its rows or their tokens differ; of a training loss where the "

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ablate.experiments.analysis.verdicts import OPEN, Cause, Comparison, VariantVerdict, Verdict
-from ablate.experiments.design.metrics import CPU_STEP
-from ablate.experiments.design.rule import OTHER_PROGRAM
+from ablate.experiments.design.metrics import CPU_STEP, OTHER_PROGRAM
 from ablate.experiments.outcomes import VerdictWord
 from ablate.experiments.reporting import wording
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.verdicts import OPEN, Cause, Verdict
-from ablate.experiments.design.rule import COMPARISON, OTHER_PROGRAM, window_estimator
+from ablate.experiments.design.metrics import OTHER_PROGRAM
+from ablate.experiments.design.rule import COMPARISON, window_estimator
 from ablate.experiments.outcomes import FailureClass, VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED, Admission, AttemptRecord, Family
 from ablate.experiments.reporting.outlook import outlook, to_continue
