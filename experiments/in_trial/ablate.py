@@ -146,6 +146,8 @@ class Trial:
         self._settings = settings
         self._slice: int = (settings or {}).get("slice") or 0
         """Steps after which it lets the other trials of its block run; 0 for none."""
+        self._asks = bool(settings and settings.get("asks"))
+        """Whether the worker answers."""
         self._echo = seed
         self._rank, self._world = (0, 1) if settings is None else _place()
         self._process: Optional[int] = None
@@ -270,8 +272,8 @@ class Trial:
         self._wait_for_turn()
 
     def _wait_for_turn(self) -> None:
-        """Let the other trials of the block run their steps, where they take turns; wait until the worker says so."""
-        if self._slice and self._socket is not None:
+        """Wait until the worker has noted the processor time, and other trials that take turns have run their steps."""
+        if self._asks and self._socket is not None:
             self._send("turn")
             self._socket.recv(1)
 
@@ -325,7 +327,7 @@ class Trial:
         if self._settings is not None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.connect(self._settings["socket"])
-            if self._slice:
+            if self._asks:
                 self._socket.bind(f"\0ablate-turns-{os.urandom(16).hex()}")  # the worker answers there
             self._process = os.getpid()
             print_whole_lines()

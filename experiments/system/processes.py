@@ -6,7 +6,6 @@ The embedded stack and the workers use it. It needs the standard library only, b
 import ctypes
 import errno
 import os
-import resource
 import signal
 import sys
 import tempfile
@@ -147,6 +146,8 @@ def family_of(pid: int) -> list[int]:
 
 def family_cpu_s() -> float:
     """Return the processor seconds of all processes below this one, of those that ended, too."""
+    import resource  # only trials measure
+
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = ended.ru_utime + ended.ru_stime
     for pid in family_of(os.getpid())[1:]:

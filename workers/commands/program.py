@@ -172,14 +172,12 @@ class Load:
             self._measured.resume()
         else:
             self._measured, self._in_window = self._new(), True
-            self.note_cpu()
 
     def window_ended(self) -> None:
         """Take the window, or the slices of it so far."""
         if self._in_window:
             self._take()
             self._measured.pause()
-            self.note_cpu()
 
     def note_cpu(self) -> None:
         """Note the processor time of the program: before its window at first, then at what may be its end."""
@@ -227,16 +225,20 @@ class MarksFollower(Follower):
                 watch.forget_ranks()
             if isinstance(message, LoopBegan) and message.closes and arrived.sender > 0:
                 watch.follow_rank(message.rank, arrived.sender)
-            if isinstance(message, TurnWanted) and self.turns is not None:
-                self._wait(self.turns)
+            if isinstance(message, TurnWanted):
+                self._wait()
                 marks.ranks[message.rank].turn_began = time.monotonic()
-                receiver.answer(arrived)
+            if isinstance(message, TurnWanted | None):
+                receiver.answer(arrived)  # of a wrong message, too: its trial fails, and nobody should wait for that
 
-    def _wait(self, turns: ProgramTurns) -> None:
-        """Stop the program until the others have run their slices. What it does beside its slices counts as well."""
+    def _wait(self) -> None:
+        """Note the processor time while the program waits; stop it until the others have run their slices."""
+        if self.turns is None:
+            self.load.note_cpu()
+            return
         with all_stopped():
             self.load.note_cpu()
-            turns.wait()
+            self.turns.wait()
 
     def note(self, arrived: ProgramMessage, marks: ProgramMarks) -> Mark | None:
         """Store a message; return it, None if it is wrong or late."""

@@ -27,7 +27,7 @@ from ablate.experiments.system.processes import command_of, descendants_of, end_
 from ablate.workers.commands.device_samples import DeviceSamples
 from ablate.workers.commands.logged_results import Curve, LoggedResults, ProgramLogs
 from ablate.workers.commands.printed_results import PrintedResults, ProgramOutput
-from ablate.workers.commands.program_socket import ProgramSocket
+from ablate.workers.commands.program_socket import ProgramSocket, TurnWanted
 from ablate.workers.commands.program_start import (
     ProgramFolders,
     program_environment,
@@ -361,7 +361,8 @@ class Follower:
     def take(self, receiver: ProgramSocket, marks: ProgramMarks, _watch: ProgramWatch) -> None:
         """Take the messages that have arrived."""
         for message in receiver.messages():
-            marks.take(message.content, message.seen, message.sender)
+            if isinstance(marks.take(message.content, message.seen, message.sender), TurnWanted | None):
+                receiver.answer(message)  # of a wrong message, too: its trial fails, and nobody should wait for that
 
     def ended(self) -> None:
         """Notice that the program has ended, before what it left is ended."""

@@ -39,7 +39,7 @@ class ProgramMessage:
     sender: int
     """The process that sent it, 0 if the kernel does not say."""
     address: bytes = b""
-    """Of its socket, which an answer reaches; empty unless the trial runs in slices."""
+    """Of its socket, which an answer reaches; empty if it waits for none."""
 
 
 class ProgramSocket:
@@ -171,7 +171,7 @@ class WindowEnded(_Message):
 
 
 class TurnWanted(_Message):
-    """A program in slices waits for its turn: before each slice, and after the last one."""
+    """A program waits for its turn: before its window, or each slice of it, and after the last one."""
 
     event: Literal["turn"]
 

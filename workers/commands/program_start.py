@@ -75,6 +75,7 @@ def program_environment(
         "warmup": config.steps.warmup,
         "timed": config.steps.timed,
         "slice": config.steps.slice,
+        "asks": True,
         "profile": config.profile,
         "trace": order.trace,
         "resume_at": config.resume_at,

@@ -124,6 +124,7 @@ class ProgramRank:
 
     def forget_window(self) -> None:
         """Forget the window, which the rank is going to run again."""
+        self.turns = 0
         for moments in (*self.edges.values(), *self.seen.values()):
             moments.clear()
 
@@ -333,7 +334,7 @@ class ProgramMarks:
 
     def _store_turn(self, rank: ProgramRank, message: TurnWanted) -> None:
         _check_begun(rank, message)
-        most = len(self._config.steps.slices) + 1 if self._config.steps.slice else 0
+        most = len(self._config.steps.slices) + 1
         if rank.turns == most:
             raise ValueError(f"a wait for a turn after {most}")
         rank.turns, rank.turn_began = rank.turns + 1, math.inf

@@ -26,6 +26,7 @@ from ablate.workers.commands.code_copy import archive_path, data_problem, privat
 from ablate.workers.devices.inventory import find_devices
 from ablate.workers.environment_variables import python_environments, secrets_file, state_folder, trial_disk_bytes
 from ablate.workers.errors import SettingsError, WorkerError
+from ablate.workers.isolation.environment import wait_passively
 from ablate.workers.isolation.node_secrets import Mask, read_secrets
 from ablate.workers.isolation.reach import isolation_problem
 from ablate.workers.paths import MOST_OUTPUT, WorkPaths
@@ -165,6 +166,7 @@ class Keeper:
         for ending in (signal.SIGINT, signal.SIGHUP):
             signal.signal(ending, signal.SIG_IGN)
         end_family_with_parent(parent=command, last=self._clean)
+        wait_passively()  # as in a trial: its times size trials
         try:
             self._folder.mkdir(mode=0o700)
             for code in self._packed.archives:

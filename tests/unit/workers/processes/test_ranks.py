@@ -305,9 +305,11 @@ def test_slices_of_a_program_are_whole_only_with_all_their_turns_and_ends_in_ord
     assert "trains with 2 ranks, which cannot take turns" in str(problem(world=2))
 
 
-def test_a_wait_for_a_turn_is_no_message_of_a_program_without_slices() -> None:
+def test_a_program_without_slices_waits_before_its_window_and_after_it() -> None:
     marks = ProgramMarks(program_config(None))
     began = {"event": "began", "rank": 0, "at": 1.0, "world": 1, "python": "3", "implementation": "CPython"}
     assert marks.take(json.dumps(began).encode(), 1.0) is not None
+    for _ in range(2):
+        assert marks.take(json.dumps({"event": "turn", "rank": 0}).encode(), 2.0) is not None
     assert marks.take(json.dumps({"event": "turn", "rank": 0}).encode(), 2.0) is None
-    assert "a wait for a turn after 0" in str(marks.wrong)
+    assert "a wait for a turn after 2" in str(marks.wrong)
