@@ -11,6 +11,8 @@ _MANY, _FEW = 10, 100
 """Times the planned blocks; and a number that may be more than they."""
 _BUSY = 0.1
 """Share of the cores' time of others above which no more blocks than were planned are advised."""
+_WIDE = 2.0
+"""Factor from which a widened interval is named."""
 _MOST = 3
 """Variants of which the first lines speak; the table has all."""
 CONTINUED = OPEN | {Cause.MISSING, Cause.UNCALIBRATED}
@@ -39,7 +41,9 @@ def _so_far(comparison: Comparison) -> str:
     """Return the estimate with its interval, for example "throughput is probably 33.00 % lower (24.00 to 41.00 %)"."""
     name, ends = wording.metric(comparison.metric), (comparison.ci_low_pct, comparison.ci_high_pct)
     if ends[0] <= 0 <= ends[1]:
-        return f"{name} may be higher or lower ({wording.interval(*ends)})"
+        wide = f"{comparison.widened:.1f} times as wide because neighbouring blocks are correlated"
+        why = f", {wide}" if comparison.widened >= _WIDE else ""
+        return f"{name} may be higher or lower ({wording.interval(*ends)}{why})"
     low, high = sorted(map(abs, ends))
     size, interval = wording.size_percent(abs(comparison.delta_pct)), f"{low:,.2f} to {wording.size_percent(high)}"
     return f"{name} is probably {size} {'higher' if ends[0] > 0 else 'lower'} ({interval})"

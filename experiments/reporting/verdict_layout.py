@@ -138,7 +138,8 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
     variants = tuple(_lay_out_variant(verdict, variant) for variant in judged)
     nodes = wording.of_baseline(verdict)
     where = verdict.node_class if nodes is None else f"{verdict.node_class} ({wording.blocks_of(nodes)})"
-    heading = f"{verdict.blocks_counted}/{verdict.blocks_planned} blocks on {where}, against {verdict.baseline}"
+    blocks = f"{verdict.blocks_counted}/{verdict.blocks_planned} blocks on {where}"
+    heading = f"{blocks}, {wording.metric(verdict.rule['primary']['metric'])} against {verdict.baseline}"
     return VerdictLayout(
         heading=heading,
         has_finding=verdict.own_noise is not None or verdict.largest_micro_batch is not None,

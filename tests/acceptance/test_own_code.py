@@ -152,7 +152,7 @@ def test_python_asks_the_running_stack_and_gets_the_answer_that_the_commands_giv
     assert table[:-1] == home.run("verdict", "compare-lower").stdout.splitlines()
     assert table[-1].startswith("lower  ●"), "the picture"
     assert "lower: val_loss is probably 12." in table[0], "no A/A blocks admit this node"
-    assert table[1].startswith("6/6 blocks on cpu, against baseline")
+    assert table[1].startswith("6/6 blocks on cpu, val_loss against baseline")
     assert verdicts == "['inconclusive']"
 
 

@@ -247,6 +247,16 @@ def test_every_arm_of_a_spec_is_checked_and_a_block_is_estimated(tmp_path: Path)
     assert answer["block_s"] > answer["longest_s"]
 
 
+def test_no_other_arm_is_checked_once_the_first_one_failed(tmp_path: Path) -> None:
+    code, answer, errors = checked_spec(write_program(tmp_path / "code"), command=["python", "train.py", "--sede", "1"])
+    assert (code, "run 2" in errors) == (6, False)
+    assert [(check["name"], check["passed"]) for check in answer["checks"][:2]] == [
+        ("baseline", False),
+        ("slow", False),
+    ]
+    assert answer["checks"][1]["detail"] == "not run, because the first arm failed"
+
+
 def test_a_program_for_several_nodes_is_checked_on_this_one_which_is_said(tmp_path: Path) -> None:
     code, answer, errors = checked_spec(write_program(tmp_path / "code"), nodes=2)
     assert code == 0, errors

@@ -100,7 +100,10 @@ class CheckRun:
 
 
 def results_of(keeper: "Keeper", console: Console, *, until_failure: bool = True) -> list[CheckRun]:
-    """Return how the runs ended, up to the first that failed if so asked. Raises WorkerError for one without result."""
+    """Return how the runs ended, up to the first that failed: of any if so asked, else the first of all.
+
+    Raises WorkerError for one without result.
+    """
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is not signal.SIG_IGN:
             signal.signal(ending, _leave)
@@ -115,7 +118,7 @@ def results_of(keeper: "Keeper", console: Console, *, until_failure: bool = True
             ended.append(run)
             for line in run.log:
                 console.print(f"  {line}", style="dim", markup=False)
-            if until_failure and run.result.failure_class is not None:
+            if run.result.failure_class is not None and (until_failure or number == 1):
                 break
     except EOFError as error:
         raise WorkerError("the process that runs the program was killed") from error

@@ -215,6 +215,8 @@ class CheckedSpec:
     def _checks(self, by_arm: Mapping[str, CheckRun], again: Sequence[CheckRun]) -> Iterator[ProgramCheck]:
         for name, run in by_arm.items():
             yield _of_arm(name, _result(run), run.wall_s, self.arms[name])
+        for name in [*self.arms][len(by_arm) :]:
+            yield ProgramCheck(name=name, passed=False, needed=False, detail="not run, because the first arm failed")
         own = by_arm[BASELINE]
         if again and _result(own).failure_class is None and _result(again[0]).failure_class is None:
             yield self._seed_matters(_result(own), _result(again[0]))

@@ -100,7 +100,7 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     file = Path(f"{question.name}.yaml")
     code, question, times = checked(question, lambda one: _check(file, one))
     if code:
-        err().print(f"not measured: mend the program, or open files to it with --data; the spec is {escape(str(file))}")
+        err().print(f"not measured, because the check failed; the spec is {escape(str(file))}")
         raise typer.Exit(code)
     _write(file, question.spec(times))
     for line in question.of_busy_cores(times):

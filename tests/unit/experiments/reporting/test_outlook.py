@@ -12,6 +12,7 @@ from ablate.experiments.design.metrics import OTHER_PROGRAM
 from ablate.experiments.design.rule import COMPARISON, window_estimator
 from ablate.experiments.outcomes import FailureClass, VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED, Admission, AttemptRecord, Family
+from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.outlook import outlook, to_continue
 from ablate.experiments.reporting.sentences import remarks
 from tests.factories import make_plan, make_receipts, make_spec
@@ -96,6 +97,16 @@ def test_noise_that_takes_many_blocks_gets_a_remedy_and_no_command(
     assert len(lines) == 1
     assert "812" not in lines[0]
     assert words in lines[0]
+
+
+@pytest.mark.parametrize(("widened", "words"), [(1.9, ""), (4.84, ", 4.8 times as wide because neighbouring blocks")])
+def test_an_interval_that_is_mostly_widened_says_so(widened: float, words: str) -> None:
+    verdict = judged(1.0, 0.05)
+    variant = next(one for one in verdict.variants if one.arm == "psiv-on")
+    assert variant.primary is not None
+    primary = variant.primary.model_copy(update={"ci_low_pct": -31.05, "ci_high_pct": 2.99, "widened": widened})
+    (line, *_rest) = outlook(verdict, [variant.model_copy(update={"primary": primary, "cause": Cause.NOT_PROVED})])
+    assert f"throughput may be higher or lower ({wording.interval(-31.05, 2.99)}{words}" in line
 
 
 @settings(max_examples=300, deadline=None)

@@ -95,7 +95,7 @@ def test_one_node_is_told_without_any_of_it() -> None:
     assert "nodes of unequal speed" not in page
     assert "throughput on " not in page
     assert "by_node" not in view.verdict.model_dump_json()
-    assert lay_out(view.verdict).heading.endswith("blocks on cpu, against baseline")
+    assert lay_out(view.verdict).heading.endswith("blocks on cpu, throughput against baseline")
     assert {run.tags["ablation.nodes"] for run in arm_runs(view)} == {"two-core"}
 
 
