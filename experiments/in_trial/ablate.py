@@ -249,15 +249,16 @@ class Trial:
         )
         self._flushed_at = _now()
         killed_after = None if self._settings is None or self.resumed or first else self._settings.get("resume_at")
-        edges = range(untimed, untimed + timed + 1, self._slice or timed)
+        begins = range(untimed, untimed + timed, self._slice or timed)
+        ends = range(untimed + begins.step - 1, untimed + timed, begins.step)
         for index in range(first, untimed + timed):
-            if index in edges:
+            if index in begins:
                 self._wait_for_turn()
                 self._edge("window began")
             step = MarkedStep(index, timed=index >= untimed)
             self._steps.append(step)
             yield step
-            if index >= untimed and index + 1 in edges:
+            if index in ends:
                 self._ended.append(self._edge("window ended"))
                 self._flush()
             else:

@@ -280,7 +280,7 @@ def test_an_end_brings_the_report(api: Api, visit: Callable[..., Page]) -> None:
     page.goto(f"{base(api)}/a/{made['id']}")
     page.locator("main[data-open=yes]").wait_for()
     for _ in range(6):
-        web_world.report(api, web_world.claimed(api, node), node, ablation="soon-over", limits={"priority": 100})
+        web_world.report(api, api.claimed(node), node, ablation="soon-over", limits={"priority": 100})
     web_world.settle(api)
     page.locator("#answer").wait_for()
     assert page.locator("main[data-events]").count() == 0, "nothing is left to wait for"

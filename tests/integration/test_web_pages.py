@@ -36,7 +36,7 @@ api = api_fixture(scope="module")
 def test_text_from_elsewhere_stays_text(api: Api) -> None:
     node = api.register("node-a")
     made = api.submit(ablation="hostile", question=HOSTILE)["id"]
-    block = web_world.claimed(api, node)
+    block = api.claimed(node)
     trial = block["trials"][0]
     logs = [{"trial_id": trial["trial_id"], "offset": 0, "text": HOSTILE}]
     why = {"failure_class": "user_error", "arm": trial["arm"], "message": HOSTILE}
@@ -61,7 +61,7 @@ def test_text_from_elsewhere_stays_text(api: Api) -> None:
 def test_an_end_without_a_block_says_why_first_and_that_its_report_is_being_written(api: Api) -> None:
     node, person = api.register("breaker"), Person.signed_in(api)
     made = api.submit(ablation="all-broke", limits={"priority": 100})["id"]
-    block = web_world.claimed(api, node)
+    block = api.claimed(node)
     assert block["ablation_id"] == made
     assert api.attempt(block, "report", failure_class="user_error", message="no such <file>").status_code == 200
     being_written = "its report is being written"
@@ -95,8 +95,8 @@ def test_what_runs_is_drawn_and_the_time_left_is_told(api: Api) -> None:
         web_world.act(api, one["name"], "drain")
     node = api.register("node-b")
     made = api.submit(ablation="runs", limits={"priority": 99})["id"]
-    web_world.report(api, web_world.claimed(api, node), node, ablation="runs", limits={"priority": 99})
-    block = web_world.claimed(api, node)
+    web_world.report(api, api.claimed(node), node, ablation="runs", limits={"priority": 99})
+    block = api.claimed(node)
     web_world.beat(api, block, range(1, 6))
     web_world.let_time_pass(api)
     assert api.get(f"/v1/ablations/{made}").json()["time_left_s"] == pytest.approx(5 * web_world.BLOCK_S, abs=25)
@@ -110,7 +110,7 @@ def test_what_runs_is_drawn_and_the_time_left_is_told(api: Api) -> None:
     assert api.attempt(block, "report", **why).status_code == 200
     with api.store.write() as connection:
         connection.execute(update(blocks).where(blocks.c.ablation_id == made).values(not_before=0))
-    again = web_world.claimed(api, node)
+    again = api.claimed(node)
     assert (again["ablation_id"], again["block_index"]) == (made, block["block_index"])
     web_world.beat(api, again, range(1, 3))
     live_curves.live_curves.cache.clear()
@@ -130,7 +130,7 @@ def test_a_list_and_one_ablation_say_the_answer_of_the_page(api: Api) -> None:
 
     for index in range(6):
         assert said() == [None, None]
-        web_world.report(api, web_world.claimed(api, node), node, changed=web_world.speeds(index), **spec)
+        web_world.report(api, api.claimed(node), node, changed=web_world.speeds(index), **spec)
     web_world.settle(api)
     verdict = Verdict.model_validate(api.get(f"/v1/ablations/{made}/verdict").json())
     assert said() == [short_answer(verdict)] * 2
@@ -180,7 +180,7 @@ def test_the_history_of_a_gate_holds_the_variants_that_change_it(api: Api) -> No
     assert spec_values(**asked)["baseline"]["gates"] == {"chunk_size": 16}
     made = api.submit(**asked, limits={"priority": 100})["id"]
     for _ in range(6):
-        web_world.report(api, web_world.claimed(api, node), node, **asked, limits={"priority": 100})
+        web_world.report(api, api.claimed(node), node, **asked, limits={"priority": 100})
     web_world.settle(api)
     person = Person.signed_in(api)
     cache, chunks = (person.get(f"/history/hybrid-tiny/{gate}").text for gate in ("psiv_cache", "chunk_size"))
@@ -229,7 +229,7 @@ def test_the_first_page_filters_and_searches_its_table(api: Api) -> None:
     spec = {"ablation": "fast-one", "question": "Is it 50%_faster?", "labels": {"note": "a Bold idea"}}
     made = api.submit(**spec, limits={"priority": 100})["id"]
     for index in range(6):
-        block = web_world.claimed(api, node)
+        block = api.claimed(node)
         web_world.report(api, block, node, changed=web_world.speeds(index), **spec, limits={"priority": 100})
     web_world.settle(api)
 

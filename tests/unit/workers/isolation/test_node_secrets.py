@@ -185,7 +185,7 @@ LEAKING = LOOP.replace(
     print("TOKEN=" + token, file=sys.stderr, flush=True)
     trial.report(val_bpb=1.5, **{token: 1.0})
     trial.attest(gate=token)
-    trial._send("kernels", rows=[[token, 1, 2.0], ["k" * 290 + token, 1, 2.0]])
+    trial._send("kernels", rows=[[token, 1, 2.0, {}], ["k" * 290 + token, 1, 2.0, {}]])
     """,
 )
 
