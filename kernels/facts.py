@@ -11,6 +11,9 @@ from typing import TypeAlias
 
 Fact: TypeAlias = str | int | float | bool
 
+RECURRENCE = "recurrence.walk"
+"""Fact that the loop in model/layers/recurrence.py and the kernel in kernels/recurrence.py record."""
+
 
 class Facts(dict[str, Fact]):
     """The facts of one `collect()` block by name."""

@@ -24,6 +24,8 @@ NO_WINDOW = ("cudnn",)
 RULED_WIDTHS = (64,)
 """Head widths whose results of kernels with a window or capped scores were compared with float64, on an H200
 (tests/unit/model/test_attention_gpu.py)."""
+FUSED_KEYS, FUSED_VALUES = (32, 64, 128), (8, 16, 32)
+"""Sizes of a recurrence's state that its kernels take."""
 GROUPED_MULTIPLE = 8
 """Both sizes of an expert's matrices must be multiples of it: torch's grouped product reads 16 bytes at a time."""
 FLOAT8_MULTIPLE = 16
@@ -42,6 +44,8 @@ def check_back_ends(config: TrainConfig) -> None:
         _check_blocks_on_xla(config)
     if "E" in config.model.pattern:
         _check_experts(config)
+    if "R" in config.model.pattern and config.model.recurrence.walk == "fused":
+        _check_recurrence(config)
     if config.model.projections != "as_dtype":
         _check_float8(config)
     if config.cuda_graph and config.loss == "liger":
@@ -91,6 +95,17 @@ def _check_experts(config: TrainConfig) -> None:
         if size % GROUPED_MULTIPLE:
             detail = f"is grouped, which takes multiples of {GROUPED_MULTIPLE}; {name} is {size:,}; allowed: loop"
             raise ConfigError("model.experts.products", detail)
+
+
+def _check_recurrence(config: TrainConfig) -> None:
+    own = config.model.recurrence
+    for name, size, sizes in (
+        ("key_width", own.key_width, FUSED_KEYS),
+        ("value_width", own.value_width, FUSED_VALUES),
+    ):
+        if size not in sizes:
+            detail = f"is fused, which takes a {name} of {', '.join(map(str, sizes))}; it is {size}; allowed: loop"
+            raise ConfigError("model.recurrence.walk", detail)
 
 
 def _check_blocks_on_xla(config: TrainConfig) -> None:

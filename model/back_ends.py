@@ -15,10 +15,11 @@ from ablate.kernels.errors import KernelUnsupported
 from ablate.model.config import ProjectionKind
 from ablate.model.layers.attention import ATTEND, PLAIN, document_mask
 from ablate.model.layers.linear import NORM_EPS, Linear, QuackRMSNorm
+from ablate.model.layers.recurrence import fused, recurrence
 from ablate.model.training.loss import KINDS, cross_entropy
 
-LIMIT, FLOAT8_LIMIT = 0.02, 0.15
-"""Largest relative errors of results in bfloat16 and in float8, as root mean squares."""
+LIMIT, FLOAT8_LIMIT, FLOAT32_LIMIT = 0.02, 0.15, 1e-4
+"""Largest relative errors of results in bfloat16, float8 and float32, as root mean squares."""
 
 
 def problem(name: str, device: torch.device) -> str | None:
@@ -57,6 +58,20 @@ def _loss(kind: str, device: torch.device) -> tuple[float, float]:
     losses = functional.cross_entropy((wide[0] @ wide[1].T)[0], targets[0], reduction="none")
     exact = losses.where(valid[0], 0).sum() / valid.sum()
     return _error(got, [exact, *torch.autograd.grad(-2.5 * exact, wide)]), LIMIT
+
+
+def _recurrence(_value: str, device: torch.device) -> tuple[float, float]:
+    """Two heads over two documents of 70 tokens."""
+    shapes = (1, 140, 64), (1, 140, 64), (1, 140, 2, 16), (1, 140, 2), (2, 16, 16)
+    leaves = [0.3 * _normal(shape, device, seed).float() for seed, shape in enumerate(shapes)]
+    leaves[3] = torch.sigmoid(leaves[3])
+    for leaf in leaves:
+        leaf.requires_grad_()
+    starts = torch.arange(140, device=device).eq(70).unsqueeze(0)
+    wide, upstream = _wide(leaves), _normal((1, 140, 2, 16), device, 5).float()
+    out, exact = fused(*leaves, starts), recurrence(*wide, starts)
+    got = [out, *torch.autograd.grad(out, leaves, upstream)]
+    return _error(got, [exact, *torch.autograd.grad(exact, wide, upstream.double())]), FLOAT32_LIMIT
 
 
 def _projections(products: str, device: torch.device) -> tuple[float, float]:
@@ -124,6 +139,7 @@ def _cuda_graph(_value: str, device: torch.device) -> tuple[float, float]:
 PROBLEMS: dict[str, Callable[[str, torch.device], tuple[float, float]]] = {
     "attention": _attention,
     "loss": _loss,
+    "recurrence": _recurrence,
     "projections": _projections,
     "norm_kernels": _norm_kernels,
     "cuda_graph": _cuda_graph,

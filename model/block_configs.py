@@ -16,6 +16,7 @@ AttentionBackend: TypeAlias = Literal["sdpa", "flash", "fa4", "cudnn", "flex", "
 Routing: TypeAlias = Literal["learned", "balanced"]
 Balancing: TypeAlias = Literal["bias", "aux_loss", "none"]
 ExpertProducts: TypeAlias = Literal["grouped", "loop"]
+RecurrenceWalk: TypeAlias = Literal["loop", "fused"]
 HeadNorm: TypeAlias = Literal["none", "rms"]
 OmitZero: TypeAlias = Annotated[int, Field(exclude_if=partial(eq, 0))]
 """A number that receipts leave out where it is 0, so that a receipt from before the field keeps its digest."""
@@ -159,6 +160,8 @@ class RecurrenceConfig:
     """V, columns of a state."""
     conv_width: int = 4
     """Tokens that the convolution of queries, keys and values sees."""
+    walk: RecurrenceWalk = "loop"
+    """Implementation of the recurrence: a loop in torch's operations, or a `fused` kernel for GPUs."""
 
     def __post_init__(self) -> None:
         where = "model.recurrence."

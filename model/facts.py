@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+from ablate.kernels import facts
+
 
 class ModelFact(StrEnum):
     """Facts outside the scan. `ablate.kernels.scan_switches.ScanFact` has the scan's."""
@@ -24,8 +26,8 @@ class ModelFact(StrEnum):
     """Least entropy of the load of a layer in this step, in units of that of an even load."""
     EXPERT_DROPPED = "experts.dropped"
     """Rows of this step, one for each token and chosen expert, that no expert computed."""
-    RECURRENCE = "recurrence.implementation"
-    """Implementation of the matrix-state recurrence that ran: reference."""
+    RECURRENCE = facts.RECURRENCE
+    """Implementation of the matrix-state recurrence that ran: loop or fused."""
     PROJECTIONS = "projections.products"
     """Kind of products of the blocks' projections; on a GPU confirmed by the number of float8 kernels in one step."""
     OPTIMIZER = "optimizer.algorithm"

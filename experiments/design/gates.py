@@ -10,7 +10,7 @@ from typing import Any, get_args
 from ablate.experiments.design.gate import Claim, Facts, Gate, GateValue, replace_fields, show
 from ablate.kernels.backends import Lane
 from ablate.kernels.scan_switches import CHUNK_SIZES, HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanFact
-from ablate.model.block_configs import Balancing, ExpertProducts, Routing
+from ablate.model.block_configs import Balancing, ExpertProducts, RecurrenceWalk, Routing
 from ablate.model.config import (
     MESH_SIZES,
     AdamWUpdate,
@@ -353,6 +353,19 @@ _ENTRIES = (
         proof="the function that multiplies records it",
         blind_to="which kernels torch chooses for a grouped product",
         **_attested_by(ModelFact.EXPERT_PRODUCTS),
+    ),
+    Gate(
+        name="recurrence",
+        question="Does a kernel for the matrix-state recurrence beat the loop over tokens?",
+        values=get_args(RecurrenceWalk),
+        path="model.recurrence.walk",
+        claim=Claim.RE_ASSOCIATES,
+        device_types={"fused": ("cuda",)},
+        tried_on_gpus=("fused",),
+        block="R",
+        proof="the loop, or the function that launches the kernels, records it",
+        blind_to="nothing: both compute in float32, one by one token",
+        **_attested_by(ModelFact.RECURRENCE),
     ),
     Gate(
         name="projections",

@@ -119,7 +119,7 @@ _NAM56R = TrainConfig(
         mamba=MambaConfig(d_state=64, expand=2, headdim=64, ngroups=8, mimo_rank=4),
         attention=AttentionConfig(num_heads=56, num_kv_heads=8, rope_theta=500_000.0, backend="fa4"),
         experts=ExpertsConfig(num_experts=16, top_k=4, width=896, shared_width=1024),
-        recurrence=RecurrenceConfig(num_heads=44, key_width=64, value_width=16, conv_width=4),
+        recurrence=RecurrenceConfig(num_heads=44, key_width=64, value_width=16, conv_width=4, walk="fused"),
         scan=ScanSwitches(lane=Lane.CUDA),
     ),
     data=DataConfig(seq_len=4096, max_corpus_mib=64.0),

@@ -6,10 +6,10 @@ f_t = exp(-exp(A_log) softplus(x_t + dt_bias)) is a number per head and token. A
 v pass a causal depthwise convolution and SiLU. State and convolution begin anew with each document. The output is
 (y + D v) silu(g), normed over all heads, times a matrix.
 
-The tanh makes the recurrence serial: no chunk can begin before the one before has ended. So this loop over the tokens
-of a row, in torch's operations and in float32, runs on any device, and is slow on all of them: a few microseconds a
-token and pass on a GPU, whatever the width. There is no kernel for it in any other lane: the gate `lane` chooses that
-of block M alone. torch's compiler leaves the loop out of its graphs.
+The tanh makes the recurrence serial: no chunk can begin before the one before has ended. The loop over the tokens of a
+row, in torch's operations, runs on any device, and is slow on all of them: a few microseconds a token and operation on
+a GPU, whatever the width. torch's compiler leaves it out of its graphs. On a GPU the gate `recurrence` can choose one
+kernel a pass instead (kernels/recurrence.py). Both compute in float32.
 
 Legend: B batch, S sequence, D d_model, H heads, K key width, V value width, C channels of the convolution, W its width.
 """
@@ -34,6 +34,7 @@ class Recurrence(nn.Module):
         self.num_heads, self.key_width, self.value_width = own.num_heads, own.key_width, own.value_width
         values = own.num_heads * own.value_width
         self.widths = [own.channels, values, own.num_heads]
+        self.walk = fused if own.walk == "fused" else recurrence
         self.in_proj = projection(config.d_model, sum(self.widths))
         self.out_proj = projection(values, config.d_model)
         self.conv = nn.Parameter(torch.empty(own.channels, 1, own.conv_width, dtype=torch.float32))
@@ -53,7 +54,7 @@ class Recurrence(nn.Module):
         q_BSK, k_BSK, v_BSX = torch.split(channels_BSC, widths, dim=2)
         rate_BSH = self.A_log.exp() * functional.softplus(decay_BSH.float() + self.dt_bias)
         v_BSHV = v_BSX.view(*v_BSX.shape[:2], self.num_heads, self.value_width)
-        out_BSHV = recurrence(q_BSK, k_BSK, v_BSHV, torch.exp(-rate_BSH), self.state_weight, starts_BS)
+        out_BSHV = self.walk(q_BSK, k_BSK, v_BSHV, torch.exp(-rate_BSH), self.state_weight, starts_BS)
         out_BSX = (out_BSHV.flatten(2) + self.D * v_BSX) * functional.silu(gate_BSX.float())
         mixed: Tensor = self.out_proj(self.out_norm(out_BSX))
         return mixed
@@ -70,12 +71,19 @@ def convolved(x_BSC: Tensor, weight_C1W: Tensor, starts_BS: Tensor) -> Tensor:
     return out_BSC
 
 
+def fused(q_BSK: Tensor, k_BSK: Tensor, v_BSHV: Tensor, f_BSH: Tensor, weight_HVV: Tensor, starts_BS: Tensor) -> Tensor:
+    """Return what `recurrence` returns, by one kernel. Its operator records the fact when the kernel runs."""
+    from ablate.kernels import recurrence as kernels  # lazy: a CPU node has no tilelang
+
+    return kernels.recurrence(q_BSK, k_BSK, v_BSHV, f_BSH, weight_HVV, starts_BS)
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def recurrence(
     q_BSK: Tensor, k_BSK: Tensor, v_BSHV: Tensor, f_BSH: Tensor, weight_HVV: Tensor, starts_BS: Tensor
 ) -> Tensor:
     """Return the outputs [B,S,H,V]. The state is 0 before a row and before each start of a document."""
-    facts.record(ModelFact.RECURRENCE, "reference")
+    facts.record(ModelFact.RECURRENCE, "loop")
     batch, length, heads, width = v_BSHV.shape
     state_BHKV = v_BSHV.new_zeros(batch, heads, q_BSK.shape[2], width)
     keeps_BS = (~starts_BS).to(v_BSHV.dtype)

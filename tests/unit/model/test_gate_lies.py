@@ -22,7 +22,7 @@ from ablate.model import hybrid
 from ablate.model.config import HybridConfig, StepsConfig, TrainConfig
 from ablate.model.data.dataset import Dataset
 from ablate.model.facts import ModelFact
-from ablate.model.layers import attention
+from ablate.model.layers import attention, recurrence
 from ablate.model.layers.experts import Experts
 from ablate.model.training import compiled_adamw, loss, mesh, traced_step, train
 from tests.unit.model.test_train import config_for, run
@@ -108,6 +108,11 @@ def other_experts(**changes: Any) -> Plant:
     return plant
 
 
+def looped(patch: pytest.MonkeyPatch) -> None:
+    """The recurrence is a loop over tokens, whatever the configuration says."""
+    patch.setattr(recurrence, "fused", recurrence.recurrence)
+
+
 def another_optimizer(**changes: Any) -> Plant:
     """The optimiser and its update have these options, whatever they are asked."""
 
@@ -147,6 +152,7 @@ LIES: dict[str, tuple[Any, Plant]] = {
     "routing": ("balanced", other_experts(routing="learned")),
     "balancing": ("aux_loss", other_experts(balancing="none")),
     "expert_products": ("loop", other_experts(products="grouped")),
+    "recurrence": ("fused", looped),
     "residual": ("bfloat16", another_model(residual="float32")),
     "norm_kernels": ("quack", another_model(norm_kernels="torch")),
 }

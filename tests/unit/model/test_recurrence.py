@@ -59,7 +59,7 @@ def test_outputs_match_the_definition_and_gradients_its_differences(seed):
     with facts.collect() as seen:
         out = recurrence(*operands, starts)
     assert torch.allclose(out, by_numbers(*operands, starts), rtol=1e-12, atol=1e-13)
-    assert seen == {ModelFact.RECURRENCE: "reference"}
+    assert seen == {ModelFact.RECURRENCE: "loop"}
     leaves = [operand.requires_grad_() for operand in operands]
     assert torch.autograd.gradcheck(lambda *own: recurrence(*own, starts), leaves)
 

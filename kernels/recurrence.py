@@ -1,0 +1,388 @@
+"""Kernels of the recurrence with a matrix state per head, forward and backward, and their torch operators.
+
+model/layers/recurrence.py has the equations, and the loop in torch's operations that these kernels replace. A block of
+threads walks a row of tokens for one head in float32, with one row of the state in each thread and W in shared memory.
+The forward pass saves the state that enters each chunk of C tokens. The backward pass computes the other states of a
+chunk from it, then walks the chunk backwards. All heads read one q and one k, so their gradients are summed over heads
+afterwards. No sum depends on the order in which blocks run, so repeats agree in every bit.
+
+Legend: B batch, S sequence, H heads, K key width, V value width, C tokens of a chunk.
+"""
+
+# TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
+# ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
+
+from collections.abc import Callable
+from functools import lru_cache
+from threading import Lock
+from typing import Any
+
+import tilelang
+import tilelang.language as T
+import torch
+from torch import Tensor
+
+from ablate.kernels import facts
+from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo.cuda.host import attest
+from ablate.kernels.mamba3_mimo.cuda.host.compiled import TARGET
+from ablate.kernels.mamba3_mimo.cuda.host.op import refusal_on
+from ablate.kernels.mamba3_mimo.cuda.pieces.scalar import tanh
+from ablate.kernels.scan_switches import ScanFact
+
+F32 = "float32"
+PAD = 4
+"""Numbers behind each row in shared memory, so that neighbouring threads read different banks."""
+SHARED_BYTES = 150_000
+"""For the states and candidates of a chunk, the largest of the buffers."""
+
+
+def chunk_of(K: int, V: int) -> int:
+    """Return C, a power of two. The shorter the chunks, the more states are saved."""
+    return max(C for C in (1, 2, 4, 8, 16) if 2 * C * K * (V + PAD) * 4 <= SHARED_BYTES)
+
+
+def make_product(V: int) -> Any:
+    """Return macro(out [V], rows, i, row, W): out = row `row` of token i, times W [V,V]. Both are in shared memory."""
+
+    @T.macro
+    def product(out, rows, i, row, W):
+        four = T.alloc_local((4,), F32)
+        for n in T.unroll(V):
+            out[n] = 0.0
+        for m in T.serial(V // 4):
+            for e in T.vectorized(4):
+                four[e] = rows[i, row, m * 4 + e]
+            for e in T.unroll(4):
+                for n in T.unroll(V):
+                    out[n] += four[e] * W[m * 4 + e, n]
+
+    return product
+
+
+def make_step(V: int) -> Any:
+    """Return macro(state, out, x_s, i, row, key, v_s, f, keep, W): one token of the recurrence, for one row.
+
+    `state` [V] goes from the state before the token to that behind it. x_s gets the state that the token reads, and
+    `out` [V] the candidate.
+    """
+    product = make_product(V)
+
+    @T.macro
+    def step(state, out, x_s, i, row, key, v_s, f, keep, W):
+        for n in T.unroll(V):
+            state[n] *= keep
+        for n in T.unroll(V):
+            x_s[i, row, n] = state[n]
+        product(out, x_s, i, row, W)
+        for n in T.unroll(V):
+            out[n] = tanh(out[n] + key * v_s[i, n])
+            state[n] = out[n] + f * (state[n] - out[n])
+
+    return step
+
+
+def make_loads(K: int, V: int, S: Any) -> tuple[Any, Any, Any]:
+    """Return the macros that load a head's matrix, a tensor of a chunk by keys, and one by values of a head."""
+    C = chunk_of(K, V)
+
+    @T.macro
+    def matrix(W_s, weight, h, tx, turned):
+        for j in T.serial(T.ceildiv(V * V, K)):
+            at = j * K + tx
+            if at < V * V:
+                if turned:
+                    W_s[at % V, at // V] = weight[h, at // V, at % V]
+                else:
+                    W_s[at // V, at % V] = weight[h, at // V, at % V]
+
+    @T.macro
+    def keys(x_s, x, b, t0, tx):
+        for i in T.unroll(C):
+            x_s[i, tx] = x[b, T.min(t0 + i, S - 1), tx]
+
+    @T.macro
+    def values(x_s, x, b, t0, h, tx):  # 0 behind the row
+        for j in T.serial(T.ceildiv(C * V, K)):
+            at = j * K + tx
+            if at < C * V:
+                x_s[at // V, at % V] = T.if_then_else(
+                    t0 + at // V < S, x[b, T.min(t0 + at // V, S - 1), h, at % V], 0.0
+                )
+
+    return matrix, keys, values
+
+
+def make_sums(K: int, V: int, S: Any) -> Any:
+    """Return macro(out [B,S,H,V], weights [C,K], rows [C,K,V], ...): sums over the rows of a state, for a chunk."""
+    C = chunk_of(K, V)
+
+    @T.macro
+    def sums(out, weights, rows, b, t0, h, tx):
+        total = T.alloc_local((1,), F32)
+        for j in T.serial(T.ceildiv(C * V, K)):
+            i = (j * K + tx) // V
+            if i < C and t0 + i < S:
+                total[0] = 0.0
+                for row in T.serial(K):
+                    total[0] += weights[i, row] * rows[i, row, (j * K + tx) % V]
+                out[b, t0 + i, h, (j * K + tx) % V] = total[0]
+
+    return sums
+
+
+def forward(K: int, V: int, saves: bool) -> Any:
+    """Outputs y [B,S,H,V] from q, k [B,S,K], v [B,S,H,V], f [B,S,H], weight [H,V,V] and keeps [B,S].
+
+    keeps is 0 where a document starts, else 1. With `saves` also the states [B,H,ceil(S/C),K,V] that enter the chunks.
+    """
+    B, S, H, chunks = (T.dynamic(name) for name in ("batch", "length", "heads", "chunks"))
+    C, step, sums = chunk_of(K, V), make_step(V), make_sums(K, V, S)
+    matrix, keys, values = make_loads(K, V, S)
+
+    @T.prim_func
+    def recurrence_forward(
+        q: T.Tensor((B, S, K), F32),
+        k: T.Tensor((B, S, K), F32),
+        v: T.Tensor((B, S, H, V), F32),
+        f: T.Tensor((B, S, H), F32),
+        weight: T.Tensor((H, V, V), F32),
+        keeps: T.Tensor((B, S), F32),
+        y: T.Tensor((B, S, H, V), F32),
+        entering: T.Tensor((B, H, chunks, K, V), F32),
+    ):
+        with T.Kernel(H, B, threads=K) as (h, b):
+            W_s, x_s = T.alloc_shared((V, V), F32), T.alloc_shared((C, K, V + PAD), F32)
+            q_s, k_s = T.alloc_shared((C, K), F32), T.alloc_shared((C, K), F32)
+            v_s, f_s, keep_s = T.alloc_shared((C, V), F32), T.alloc_shared((C,), F32), T.alloc_shared((C,), F32)
+            state, out = T.alloc_local((V,), F32), T.alloc_local((V,), F32)
+            tx = T.get_thread_binding()
+            matrix(W_s, weight, h, tx, False)
+            for n in T.unroll(V):
+                state[n] = 0.0
+            for c in T.serial(T.ceildiv(S, C)):
+                if saves:
+                    for n in T.vectorized(V):
+                        entering[b, h, c, tx, n] = state[n]
+                T.sync_threads()
+                keys(q_s, q, b, c * C, tx)
+                keys(k_s, k, b, c * C, tx)
+                values(v_s, v, b, c * C, h, tx)
+                if tx < C:
+                    f_s[tx] = f[b, T.min(c * C + tx, S - 1), h]
+                    keep_s[tx] = keeps[b, T.min(c * C + tx, S - 1)]
+                T.sync_threads()
+                for i in T.serial(C):
+                    step(state, out, x_s, i, tx, k_s[i, tx], v_s, f_s[i], keep_s[i], W_s)
+                    for n in T.unroll(V):
+                        x_s[i, tx, n] = state[n]
+                T.sync_threads()
+                sums(y, q_s, x_s, b, c * C, h, tx)
+
+    return recurrence_forward
+
+
+def backward(K: int, V: int) -> Any:
+    """Gradients of the inputs of `forward` from dy and the saved states.
+
+    dq and dk [B,S,H,K] are those of each head, dweight [B,H,V,V] that of each row.
+    """
+    B, S, H, chunks = (T.dynamic(name) for name in ("batch", "length", "heads", "chunks"))
+    C, product, step, sums = chunk_of(K, V), make_product(V), make_step(V), make_sums(K, V, S)
+    matrix, keys, values = make_loads(K, V, S)
+    apart = K // V
+    parts = -(-V // apart)
+
+    @T.prim_func
+    def recurrence_backward(
+        q: T.Tensor((B, S, K), F32),
+        k: T.Tensor((B, S, K), F32),
+        v: T.Tensor((B, S, H, V), F32),
+        f: T.Tensor((B, S, H), F32),
+        weight: T.Tensor((H, V, V), F32),
+        keeps: T.Tensor((B, S), F32),
+        entering: T.Tensor((B, H, chunks, K, V), F32),
+        dy: T.Tensor((B, S, H, V), F32),
+        dq: T.Tensor((B, S, H, K), F32),
+        dk: T.Tensor((B, S, H, K), F32),
+        dv: T.Tensor((B, S, H, V), F32),
+        df: T.Tensor((B, S, H), F32),
+        dweight: T.Tensor((B, H, V, V), F32),
+    ):
+        with T.Kernel(H, B, threads=K) as (h, b):
+            W_s, turned_s = T.alloc_shared((V, V), F32), T.alloc_shared((V, V), F32)
+            x_s, z_s = T.alloc_shared((C, K, V + PAD), F32), T.alloc_shared((C, K, V + PAD), F32)
+            q_s, k_s, df_s = T.alloc_shared((C, K), F32), T.alloc_shared((C, K), F32), T.alloc_shared((C, K), F32)
+            v_s, dy_s = T.alloc_shared((C, V), F32), T.alloc_shared((C, V), F32)
+            f_s, keep_s = T.alloc_shared((C,), F32), T.alloc_shared((C,), F32)
+            state, out, d_state = T.alloc_local((V,), F32), T.alloc_local((V,), F32), T.alloc_local((V,), F32)
+            d_matrix, total, z = T.alloc_local((parts,), F32), T.alloc_local((3,), F32), T.alloc_local((1,), F32)
+            tx = T.get_thread_binding()
+            matrix(W_s, weight, h, tx, False)
+            matrix(turned_s, weight, h, tx, True)
+            for n in T.unroll(V):
+                d_state[n] = 0.0
+            for j in T.unroll(parts):
+                d_matrix[j] = 0.0
+            for back in T.serial(chunks):
+                c = chunks - 1 - back
+                for n in T.vectorized(V):
+                    state[n] = entering[b, h, c, tx, n]
+                T.sync_threads()
+                keys(q_s, q, b, c * C, tx)
+                keys(k_s, k, b, c * C, tx)
+                values(v_s, v, b, c * C, h, tx)
+                values(dy_s, dy, b, c * C, h, tx)
+                if tx < C:
+                    f_s[tx] = f[b, T.min(c * C + tx, S - 1), h]
+                    keep_s[tx] = keeps[b, T.min(c * C + tx, S - 1)]
+                T.sync_threads()
+                for i in T.serial(C):
+                    step(state, out, x_s, i, tx, k_s[i, tx], v_s, f_s[i], keep_s[i], W_s)
+                    for n in T.unroll(V):
+                        z_s[i, tx, n] = out[n]
+                for before in T.serial(C):
+                    i = C - 1 - before
+                    for e in T.unroll(3):
+                        total[e] = 0.0
+                    for n in T.unroll(V):
+                        d_state[n] += q_s[i, tx] * dy_s[i, n]
+                        z[0] = z_s[i, tx, n]
+                        total[0] += (z[0] + f_s[i] * (x_s[i, tx, n] - z[0])) * dy_s[i, n]
+                        total[1] += d_state[n] * (x_s[i, tx, n] - z[0])
+                        z[0] = (1.0 - f_s[i]) * d_state[n] * (1.0 - z[0] * z[0])
+                        total[2] += z[0] * v_s[i, n]
+                        z_s[i, tx, n] = z[0]
+                    df_s[i, tx] = total[1]
+                    if c * C + i < S:
+                        dq[b, c * C + i, h, tx] = total[0]
+                        dk[b, c * C + i, h, tx] = total[2]
+                    product(out, z_s, i, tx, turned_s)
+                    for n in T.unroll(V):
+                        d_state[n] = keep_s[i] * (f_s[i] * d_state[n] + out[n])
+                T.sync_threads()
+                sums(dv, k_s, z_s, b, c * C, h, tx)
+                if tx < C and c * C + tx < S:
+                    total[0] = 0.0
+                    for row in T.serial(K):
+                        total[0] += df_s[tx, row]
+                    df[b, c * C + tx, h] = total[0]
+                for at in T.serial(C * K):
+                    z[0] = z_s[at // K, at % K, tx % V]
+                    for j in T.unroll(parts):
+                        d_matrix[j] += x_s[at // K, at % K, T.min(j * apart + tx // V, V - 1)] * z[0]
+            for j in T.unroll(parts):
+                if j * apart + tx // V < V:
+                    dweight[b, h, j * apart + tx // V, tx % V] = d_matrix[j]
+
+    return recurrence_backward
+
+
+_building = Lock()
+
+
+@lru_cache(maxsize=32)
+def compiled(name: str, *sizes: int | bool) -> Any:
+    """Return the compiled kernel `forward` (K, V, saves) or `backward` (K, V), for every batch, length and heads."""
+    with _building:  # TileLang's builder is Python, so programs are built one at a time
+        program = PROGRAMS[name](*sizes)
+    kernel = tilelang.compile(program, target=TARGET, execution_backend="tvm_ffi", pass_configs=OPTIONS)
+    facts.add(ScanFact.KERNELS_COMPILED if kernel.artifact is not None else ScanFact.KERNELS_LOADED, 1)
+    return kernel
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {"forward": forward, "backward": backward}
+OPTIONS = {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
+"""Options of the compiler."""
+
+
+@lru_cache(maxsize=32)
+def _attested(name: str, *sizes: int | bool) -> dict[str, facts.Fact]:
+    (row,) = attest.table({f"recurrence_{name}": compiled(name, *sizes)})
+    return row
+
+
+def _launch(name: str, sizes: tuple[int | bool, ...], *tensors: Tensor) -> None:
+    reason = refusal_on(tensors[0].device)
+    if reason is not None:
+        raise KernelUnsupported(reason)
+    with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]  # a kernel leaves its own device as current
+        compiled(name, *sizes).adapter.get_exportable_executable()["main"](*tensors)
+    facts.record(facts.RECURRENCE, "fused")
+    if facts.collecting():
+        facts.describe(f"recurrence_{name}", _attested(name, *sizes))
+
+
+def recurrence(
+    q_BSK: Tensor, k_BSK: Tensor, v_BSHV: Tensor, f_BSH: Tensor, weight_HVV: Tensor, starts_BS: Tensor
+) -> Tensor:
+    """Return the outputs [B,S,H,V], float32 like all tensors but the starts. Under torch.compile it is one operator.
+
+    Raises:
+        KernelUnsupported: the tensors are not on a GPU that the kernels are compiled for.
+
+    """
+    tensors = [tensor.contiguous() for tensor in (q_BSK, k_BSK, v_BSHV, f_BSH, weight_HVV)]
+    saves = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    out_BSHV: Tensor = _forward(*tensors, (~starts_BS).float(), saves)[0]
+    return out_BSHV
+
+
+@torch.library.custom_op("ablate::recurrence", mutates_args=())
+def _forward(
+    q_BSK: Tensor, k_BSK: Tensor, v_BSHV: Tensor, f_BSH: Tensor, weight_HVV: Tensor, keeps_BS: Tensor, saves: bool
+) -> tuple[Tensor, Tensor]:
+    out, entering = _forward_shapes(q_BSK, k_BSK, v_BSHV, f_BSH, weight_HVV, keeps_BS, saves)
+    sizes = q_BSK.shape[2], v_BSHV.shape[3], saves
+    _launch("forward", sizes, q_BSK, k_BSK, v_BSHV, f_BSH, weight_HVV, keeps_BS, out, entering)
+    return out, entering
+
+
+@_forward.register_fake
+def _forward_shapes(
+    q_BSK: Tensor, _k: Tensor, v_BSHV: Tensor, _f: Tensor, _weight: Tensor, _keeps: Tensor, saves: bool
+) -> tuple[Tensor, Tensor]:
+    batch, length, heads, width = v_BSHV.shape
+    key = q_BSK.shape[2]
+    chunks = -(-length // chunk_of(key, width)) if saves else 1
+    return torch.empty_like(v_BSHV), v_BSHV.new_empty(batch, heads, chunks, key, width)
+
+
+@torch.library.custom_op("ablate::recurrence_backward", mutates_args=())
+def _backward(
+    q_BSK: Tensor,
+    k_BSK: Tensor,
+    v_BSHV: Tensor,
+    f_BSH: Tensor,
+    weight_HVV: Tensor,
+    keeps_BS: Tensor,
+    entering: Tensor,
+    dy_BSHV: Tensor,
+) -> list[Tensor]:
+    tensors = q_BSK, k_BSK, v_BSHV, f_BSH, weight_HVV, keeps_BS, entering, dy_BSHV
+    grads = _of_heads(*tensors)
+    _launch("backward", (q_BSK.shape[2], v_BSHV.shape[3]), *tensors, *grads)
+    dq, dk, dv, df, dweight = grads
+    return [dq.sum(2), dk.sum(2), dv, df, dweight.sum(0)]
+
+
+def _of_heads(q: Tensor, _k: Tensor, v: Tensor, f: Tensor, weight: Tensor, *_: Tensor) -> list[Tensor]:
+    per_head = (*f.shape, q.shape[2])
+    by_key = (v.new_empty(per_head) for _ in range(2))
+    return [*by_key, torch.empty_like(v), torch.empty_like(f), v.new_empty(v.shape[0], *weight.shape)]
+
+
+@_backward.register_fake
+def _backward_shapes(q: Tensor, k: Tensor, v: Tensor, f: Tensor, weight: Tensor, *_: Tensor) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in (q, k, v, f, weight)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:6], output[1])
+
+
+def _differentiate(ctx: Any, dy_BSHV: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_backward(*ctx.saved_tensors, dy_BSHV.contiguous()), None, None)
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
