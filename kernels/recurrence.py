@@ -132,7 +132,7 @@ def make_sums(K: int, V: int, S: Any) -> Any:
 
 
 def forward(K: int, V: int, saves: bool) -> Any:
-    """Outputs y [B,S,H,V] from q, k [B,S,K], v [B,S,H,V], f [B,S,H], weight [H,V,V] and keeps [B,S].
+    """Return the program: y [B,S,H,V] from q, k [B,S,K], v [B,S,H,V], f [B,S,H], weight [H,V,V] and keeps [B,S].
 
     keeps is 0 where a document starts, else 1. With `saves` also the states [B,H,ceil(S/C),K,V] that enter the chunks.
     """
@@ -183,7 +183,7 @@ def forward(K: int, V: int, saves: bool) -> Any:
 
 
 def backward(K: int, V: int) -> Any:
-    """Gradients of the inputs of `forward` from dy and the saved states.
+    """Return the program: gradients of the inputs of `forward` from dy and the saved states.
 
     dq and dk [B,S,H,K] are those of each head, dweight [B,H,V,V] that of each row.
     """
@@ -303,9 +303,10 @@ def _attested(name: str, *sizes: int | bool) -> dict[str, facts.Fact]:
 
 
 def _launch(name: str, sizes: tuple[int | bool, ...], *tensors: Tensor) -> None:
-    reason = refusal_on(tensors[0].device)
+    device = tensors[0].device
+    reason = refusal_on(device) if device.type == "cuda" else f"its kernels need an NVIDIA GPU; the device is {device}"
     if reason is not None:
-        raise KernelUnsupported(reason)
+        raise KernelUnsupported(f"recurrence: {reason}")
     with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]  # a kernel leaves its own device as current
         compiled(name, *sizes).adapter.get_exportable_executable()["main"](*tensors)
     facts.record(facts.RECURRENCE, "fused")

@@ -13,7 +13,7 @@ from ablate.kernels import facts
 from ablate.kernels import recurrence as kernels
 from ablate.kernels.errors import KernelUnsupported
 from ablate.model.back_end_limits import FUSED_KEYS, FUSED_VALUES
-from ablate.model.config import HybridConfig, RecurrenceConfig
+from ablate.model.config import HybridConfig, MambaConfig, RecurrenceConfig
 from ablate.model.layers.recurrence import Recurrence
 from ablate.model.layers.recurrence import recurrence as loop
 from tests.kernels import tile_interpreter
@@ -70,7 +70,9 @@ def test_outputs_and_gradients_match_the_loop(on_cpu, seed):
 
 def block(walk):
     own = RecurrenceConfig(num_heads=2, key_width=32, value_width=8, walk=walk)
-    layer = Recurrence(HybridConfig(pattern="R", d_model=16, recurrence=own), compute_dtype=torch.float32)
+    layer = Recurrence(
+        HybridConfig(pattern="R", d_model=16, mamba=MambaConfig(headdim=8), recurrence=own), compute_dtype=torch.float32
+    )
     generator = torch.Generator().manual_seed(2)
     for parameter in layer.parameters():
         parameter.data.normal_(std=0.5, generator=generator)
@@ -104,7 +106,7 @@ def test_a_pass_without_gradients_saves_one_chunk_of_no_meaning(on_cpu):
 
 def test_tensors_of_a_cpu_are_refused():
     operands, starts, _ = drawn(1)
-    with pytest.raises(KernelUnsupported, match="lane 'cuda' runs on an NVIDIA GPU"):
+    with pytest.raises(KernelUnsupported, match="need an NVIDIA GPU; the device is cpu"):
         kernels.recurrence(*(operand.float() for operand in operands), starts)
 
 
