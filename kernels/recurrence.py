@@ -1,10 +1,10 @@
 """Kernels of the recurrence with a matrix state per head, forward and backward, and their torch operators.
 
 model/layers/recurrence.py has the equations, and the loop in torch's operations that these kernels replace. A block of
-threads walks a row of tokens for one head in float32, with one row of the state in each thread and W in shared memory.
-The forward pass saves the state that enters each chunk of C tokens. The backward pass computes the other states of a
-chunk from it, then walks the chunk backwards. All heads read one q and one k, so their gradients are summed over heads
-afterwards. No sum depends on the order in which blocks run, so repeats agree in every bit.
+threads walks a row of tokens for one head in float32, with four numbers of the state in each thread and W in shared
+memory. The forward pass saves the state that enters each chunk of C tokens. The backward pass computes the other states
+of a chunk from it, then walks the chunk backwards. All heads read one q and one k, so their gradients are summed over
+heads afterwards. No sum depends on the order in which blocks run, so repeats agree in every bit.
 
 Legend: B batch, S sequence, H heads, K key width, V value width, C tokens of a chunk.
 """
@@ -31,6 +31,8 @@ from ablate.kernels.mamba3_mimo.cuda.pieces.scalar import tanh
 from ablate.kernels.scan_switches import ScanFact
 
 F32 = "float32"
+COLUMNS = 4
+"""Adjacent numbers of a row of the state in one thread. The threads of a row are neighbours in a warp."""
 PAD = 4
 """Numbers behind each row in shared memory, so that neighbouring threads read different banks."""
 SHARED_BYTES = 150_000
@@ -39,57 +41,65 @@ SHARED_BYTES = 150_000
 
 def chunk_of(K: int, V: int) -> int:
     """Return C, a power of two. The shorter the chunks, the more states are saved."""
-    return max(C for C in (1, 2, 4, 8, 16) if 2 * C * K * (V + PAD) * 4 <= SHARED_BYTES)
+    return max(C for C in (1, 2, 4, 8, 16) if (2 * C + 1) * K * (V + PAD) * 4 <= SHARED_BYTES)
 
 
 def make_product(V: int) -> Any:
-    """Return macro(out [V], rows, i, row, W): out = row `row` of token i, times W [V,V]. Both are in shared memory."""
+    """Return macro(out [4], rows, i, row, column, W): columns of the product of a row of place i with W."""
 
     @T.macro
-    def product(out, rows, i, row, W):
-        four = T.alloc_local((4,), F32)
-        for n in T.unroll(V):
+    def product(out, rows, i, row, column, W):
+        of_row, of_matrix = T.alloc_local((4,), F32), T.alloc_local((COLUMNS,), F32)
+        for n in T.unroll(COLUMNS):
             out[n] = 0.0
-        for m in T.serial(V // 4):
+        for m in T.unroll(V // 4):
             for e in T.vectorized(4):
-                four[e] = rows[i, row, m * 4 + e]
+                of_row[e] = rows[i, row, m * 4 + e]
             for e in T.unroll(4):
-                for n in T.unroll(V):
-                    out[n] += four[e] * W[m * 4 + e, n]
+                for n in T.vectorized(COLUMNS):
+                    of_matrix[n] = W[m * 4 + e, column + n]
+                for n in T.unroll(COLUMNS):
+                    out[n] += of_row[e] * of_matrix[n]
 
     return product
 
 
-def make_step(V: int) -> Any:
-    """Return macro(state, out, x_s, i, row, key, v_s, f, keep, W): one token of the recurrence, for one row.
+def make_walk(K: int, V: int) -> Any:
+    """Return macro(state [4], out [4], x_s, ...): the tokens of a chunk, forwards.
 
-    `state` [V] goes from the state before the token to that behind it. x_s gets the state that the token reads, and
-    `out` [V] the candidate.
+    `state` goes from the state before the chunk to that behind it. x_s [C+1,K,V] gets all of them, and z_s [C,K,V],
+    unless `candidates` is False, the candidates.
     """
-    product = make_product(V)
+    C, product = chunk_of(K, V), make_product(V)
 
     @T.macro
-    def step(state, out, x_s, i, row, key, v_s, f, keep, W):
-        for n in T.unroll(V):
-            state[n] *= keep
-        for n in T.unroll(V):
-            x_s[i, row, n] = state[n]
-        product(out, x_s, i, row, W)
-        for n in T.unroll(V):
-            out[n] = tanh(out[n] + key * v_s[i, n])
-            state[n] = out[n] + f * (state[n] - out[n])
+    def walk(state, out, x_s, z_s, k_s, v_s, f_s, keep_s, W_s, row, column, candidates):
+        for n in T.vectorized(COLUMNS):
+            x_s[0, row, column + n] = state[n]
+        for i in T.serial(C):
+            T.sync_threads()
+            product(out, x_s, i, row, column, W_s)
+            for n in T.unroll(COLUMNS):
+                out[n] = tanh(keep_s[i] * out[n] + k_s[i, row] * v_s[i, column + n])
+                state[n] = out[n] + f_s[i] * (keep_s[i] * state[n] - out[n])
+            for n in T.vectorized(COLUMNS):
+                x_s[i + 1, row, column + n] = state[n]
+            if candidates:
+                for n in T.vectorized(COLUMNS):
+                    z_s[i, row, column + n] = out[n]
+        T.sync_threads()
 
-    return step
+    return walk
 
 
-def make_loads(K: int, V: int, S: Any) -> tuple[Any, Any, Any]:
-    """Return the macros that load a head's matrix, a tensor of a chunk by keys, and one by values of a head."""
-    C = chunk_of(K, V)
+def make_loads(K: int, V: int, S: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the macros that load a head's matrix, and by tokens of a chunk: keys, values of a head, numbers."""
+    C, threads = chunk_of(K, V), K * V // COLUMNS
 
     @T.macro
     def matrix(W_s, weight, h, tx, turned):
-        for j in T.serial(T.ceildiv(V * V, K)):
-            at = j * K + tx
+        for j in T.serial(T.ceildiv(V * V, threads)):
+            at = j * threads + tx
             if at < V * V:
                 if turned:
                     W_s[at % V, at // V] = weight[h, at // V, at % V]
@@ -98,35 +108,43 @@ def make_loads(K: int, V: int, S: Any) -> tuple[Any, Any, Any]:
 
     @T.macro
     def keys(x_s, x, b, t0, tx):
-        for i in T.unroll(C):
-            x_s[i, tx] = x[b, T.min(t0 + i, S - 1), tx]
+        for j in T.serial(T.ceildiv(C * K, threads)):
+            at = j * threads + tx
+            if at < C * K:
+                x_s[at // K, at % K] = x[b, T.min(t0 + at // K, S - 1), at % K]
 
     @T.macro
     def values(x_s, x, b, t0, h, tx):  # 0 behind the row
-        for j in T.serial(T.ceildiv(C * V, K)):
-            at = j * K + tx
+        for j in T.serial(T.ceildiv(C * V, threads)):
+            at = j * threads + tx
             if at < C * V:
                 x_s[at // V, at % V] = T.if_then_else(
                     t0 + at // V < S, x[b, T.min(t0 + at // V, S - 1), h, at % V], 0.0
                 )
 
-    return matrix, keys, values
+    @T.macro
+    def numbers(f_s, keep_s, f, keeps, b, t0, h, tx):
+        if tx < C:
+            f_s[tx] = f[b, T.min(t0 + tx, S - 1), h]
+            keep_s[tx] = keeps[b, T.min(t0 + tx, S - 1)]
+
+    return matrix, keys, values, numbers
 
 
 def make_sums(K: int, V: int, S: Any) -> Any:
-    """Return macro(out [B,S,H,V], weights [C,K], rows [C,K,V], ...): sums over the rows of a state, for a chunk."""
-    C = chunk_of(K, V)
+    """Return macro(out [B,S,H,V], weights [C,K], rows, first, ...): out = sums over the rows of places first + i."""
+    C, threads = chunk_of(K, V), K * V // COLUMNS
 
     @T.macro
-    def sums(out, weights, rows, b, t0, h, tx):
+    def sums(out, weights, rows, first, b, t0, h, tx):
         total = T.alloc_local((1,), F32)
-        for j in T.serial(T.ceildiv(C * V, K)):
-            i = (j * K + tx) // V
+        for j in T.serial(T.ceildiv(C * V, threads)):
+            i = (j * threads + tx) // V
             if i < C and t0 + i < S:
                 total[0] = 0.0
                 for row in T.serial(K):
-                    total[0] += weights[i, row] * rows[i, row, (j * K + tx) % V]
-                out[b, t0 + i, h, (j * K + tx) % V] = total[0]
+                    total[0] += weights[i, row] * rows[first + i, row, (j * threads + tx) % V]
+                out[b, t0 + i, h, (j * threads + tx) % V] = total[0]
 
     return sums
 
@@ -137,8 +155,8 @@ def forward(K: int, V: int, saves: bool) -> Any:
     keeps is 0 where a document starts, else 1. With `saves` also the states [B,H,ceil(S/C),K,V] that enter the chunks.
     """
     B, S, H, chunks = (T.dynamic(name) for name in ("batch", "length", "heads", "chunks"))
-    C, step, sums = chunk_of(K, V), make_step(V), make_sums(K, V, S)
-    matrix, keys, values = make_loads(K, V, S)
+    C, lanes, walk, sums = chunk_of(K, V), V // COLUMNS, make_walk(K, V), make_sums(K, V, S)
+    matrix, keys, values, numbers = make_loads(K, V, S)
 
     @T.prim_func
     def recurrence_forward(
@@ -151,33 +169,27 @@ def forward(K: int, V: int, saves: bool) -> Any:
         y: T.Tensor((B, S, H, V), F32),
         entering: T.Tensor((B, H, chunks, K, V), F32),
     ):
-        with T.Kernel(H, B, threads=K) as (h, b):
-            W_s, x_s = T.alloc_shared((V, V), F32), T.alloc_shared((C, K, V + PAD), F32)
+        with T.Kernel(H, B, threads=K * lanes) as (h, b):
+            W_s, x_s = T.alloc_shared((V, V), F32), T.alloc_shared((C + 1, K, V + PAD), F32)
             q_s, k_s = T.alloc_shared((C, K), F32), T.alloc_shared((C, K), F32)
             v_s, f_s, keep_s = T.alloc_shared((C, V), F32), T.alloc_shared((C,), F32), T.alloc_shared((C,), F32)
-            state, out = T.alloc_local((V,), F32), T.alloc_local((V,), F32)
+            state, out = T.alloc_local((COLUMNS,), F32), T.alloc_local((COLUMNS,), F32)
             tx = T.get_thread_binding()
+            row, column = tx // lanes, tx % lanes * COLUMNS
             matrix(W_s, weight, h, tx, False)
-            for n in T.unroll(V):
+            for n in T.unroll(COLUMNS):
                 state[n] = 0.0
             for c in T.serial(T.ceildiv(S, C)):
                 if saves:
-                    for n in T.vectorized(V):
-                        entering[b, h, c, tx, n] = state[n]
+                    for n in T.vectorized(COLUMNS):
+                        entering[b, h, c, row, column + n] = state[n]
                 T.sync_threads()
                 keys(q_s, q, b, c * C, tx)
                 keys(k_s, k, b, c * C, tx)
                 values(v_s, v, b, c * C, h, tx)
-                if tx < C:
-                    f_s[tx] = f[b, T.min(c * C + tx, S - 1), h]
-                    keep_s[tx] = keeps[b, T.min(c * C + tx, S - 1)]
-                T.sync_threads()
-                for i in T.serial(C):
-                    step(state, out, x_s, i, tx, k_s[i, tx], v_s, f_s[i], keep_s[i], W_s)
-                    for n in T.unroll(V):
-                        x_s[i, tx, n] = state[n]
-                T.sync_threads()
-                sums(y, q_s, x_s, b, c * C, h, tx)
+                numbers(f_s, keep_s, f, keeps, b, c * C, h, tx)
+                walk(state, out, x_s, x_s, k_s, v_s, f_s, keep_s, W_s, row, column, False)
+                sums(y, q_s, x_s, 1, b, c * C, h, tx)
 
     return recurrence_forward
 
@@ -188,9 +200,9 @@ def backward(K: int, V: int) -> Any:
     dq and dk [B,S,H,K] are those of each head, dweight [B,H,V,V] that of each row.
     """
     B, S, H, chunks = (T.dynamic(name) for name in ("batch", "length", "heads", "chunks"))
-    C, product, step, sums = chunk_of(K, V), make_product(V), make_step(V), make_sums(K, V, S)
-    matrix, keys, values = make_loads(K, V, S)
-    apart = K // V
+    C, lanes, product, walk, sums = chunk_of(K, V), V // COLUMNS, make_product(V), make_walk(K, V), make_sums(K, V, S)
+    matrix, keys, values, numbers = make_loads(K, V, S)
+    apart = K * lanes // V
     parts = -(-V // apart)
 
     @T.prim_func
@@ -209,66 +221,65 @@ def backward(K: int, V: int) -> Any:
         df: T.Tensor((B, S, H), F32),
         dweight: T.Tensor((B, H, V, V), F32),
     ):
-        with T.Kernel(H, B, threads=K) as (h, b):
+        with T.Kernel(H, B, threads=K * lanes) as (h, b):
             W_s, turned_s = T.alloc_shared((V, V), F32), T.alloc_shared((V, V), F32)
-            x_s, z_s = T.alloc_shared((C, K, V + PAD), F32), T.alloc_shared((C, K, V + PAD), F32)
-            q_s, k_s, df_s = T.alloc_shared((C, K), F32), T.alloc_shared((C, K), F32), T.alloc_shared((C, K), F32)
+            x_s, z_s = T.alloc_shared((C + 1, K, V + PAD), F32), T.alloc_shared((C, K, V + PAD), F32)
+            q_s, k_s, df_s = T.alloc_shared((C, K), F32), T.alloc_shared((C, K), F32), T.alloc_shared((C, K + 1), F32)
             v_s, dy_s = T.alloc_shared((C, V), F32), T.alloc_shared((C, V), F32)
             f_s, keep_s = T.alloc_shared((C,), F32), T.alloc_shared((C,), F32)
-            state, out, d_state = T.alloc_local((V,), F32), T.alloc_local((V,), F32), T.alloc_local((V,), F32)
+            state, d_state, out = (T.alloc_local((COLUMNS,), F32) for _ in range(3))
             d_matrix, total, z = T.alloc_local((parts,), F32), T.alloc_local((3,), F32), T.alloc_local((1,), F32)
             tx = T.get_thread_binding()
+            row, column = tx // lanes, tx % lanes * COLUMNS
             matrix(W_s, weight, h, tx, False)
             matrix(turned_s, weight, h, tx, True)
-            for n in T.unroll(V):
+            for n in T.unroll(COLUMNS):
                 d_state[n] = 0.0
             for j in T.unroll(parts):
                 d_matrix[j] = 0.0
             for back in T.serial(chunks):
                 c = chunks - 1 - back
-                for n in T.vectorized(V):
-                    state[n] = entering[b, h, c, tx, n]
+                for n in T.vectorized(COLUMNS):
+                    state[n] = entering[b, h, c, row, column + n]
                 T.sync_threads()
                 keys(q_s, q, b, c * C, tx)
                 keys(k_s, k, b, c * C, tx)
                 values(v_s, v, b, c * C, h, tx)
                 values(dy_s, dy, b, c * C, h, tx)
-                if tx < C:
-                    f_s[tx] = f[b, T.min(c * C + tx, S - 1), h]
-                    keep_s[tx] = keeps[b, T.min(c * C + tx, S - 1)]
-                T.sync_threads()
-                for i in T.serial(C):
-                    step(state, out, x_s, i, tx, k_s[i, tx], v_s, f_s[i], keep_s[i], W_s)
-                    for n in T.unroll(V):
-                        z_s[i, tx, n] = out[n]
+                numbers(f_s, keep_s, f, keeps, b, c * C, h, tx)
+                walk(state, out, x_s, z_s, k_s, v_s, f_s, keep_s, W_s, row, column, True)
                 for before in T.serial(C):
                     i = C - 1 - before
                     for e in T.unroll(3):
                         total[e] = 0.0
-                    for n in T.unroll(V):
-                        d_state[n] += q_s[i, tx] * dy_s[i, n]
-                        z[0] = z_s[i, tx, n]
-                        total[0] += (z[0] + f_s[i] * (x_s[i, tx, n] - z[0])) * dy_s[i, n]
-                        total[1] += d_state[n] * (x_s[i, tx, n] - z[0])
+                    for n in T.unroll(COLUMNS):
+                        z[0] = z_s[i, row, column + n]
+                        d_state[n] += q_s[i, row] * dy_s[i, column + n]
+                        total[0] += x_s[i + 1, row, column + n] * dy_s[i, column + n]
+                        total[1] += d_state[n] * (keep_s[i] * x_s[i, row, column + n] - z[0])
                         z[0] = (1.0 - f_s[i]) * d_state[n] * (1.0 - z[0] * z[0])
-                        total[2] += z[0] * v_s[i, n]
-                        z_s[i, tx, n] = z[0]
-                    df_s[i, tx] = total[1]
-                    if c * C + i < S:
-                        dq[b, c * C + i, h, tx] = total[0]
-                        dk[b, c * C + i, h, tx] = total[2]
-                    product(out, z_s, i, tx, turned_s)
-                    for n in T.unroll(V):
+                        total[2] += z[0] * v_s[i, column + n]
+                        z_s[i, row, column + n] = z[0]
+                    for far in T.unroll(lanes.bit_length() - 1):
+                        for e in T.unroll(3):
+                            total[e] += T.shfl_xor(total[e], 1 << far)
+                    if column == 0:
+                        df_s[i, row] = total[1]
+                        if c * C + i < S:
+                            dq[b, c * C + i, h, row] = total[0]
+                            dk[b, c * C + i, h, row] = total[2]
+                    T.sync_threads()
+                    product(out, z_s, i, row, column, turned_s)
+                    for n in T.unroll(COLUMNS):
                         d_state[n] = keep_s[i] * (f_s[i] * d_state[n] + out[n])
-                T.sync_threads()
-                sums(dv, k_s, z_s, b, c * C, h, tx)
+                sums(dv, k_s, z_s, 0, b, c * C, h, tx)
                 if tx < C and c * C + tx < S:
                     total[0] = 0.0
-                    for row in T.serial(K):
-                        total[0] += df_s[tx, row]
+                    for at in T.serial(K):
+                        total[0] += df_s[tx, at]
                     df[b, c * C + tx, h] = total[0]
                 for at in T.serial(C * K):
-                    z[0] = z_s[at // K, at % K, tx % V]
+                    z[0] = keep_s[at // K] * z_s[at // K, at % K, tx % V]
                     for j in T.unroll(parts):
                         d_matrix[j] += x_s[at // K, at % K, T.min(j * apart + tx // V, V - 1)] * z[0]
             for j in T.unroll(parts):
@@ -292,8 +303,11 @@ def compiled(name: str, *sizes: int | bool) -> Any:
 
 
 PROGRAMS: dict[str, Callable[..., Any]] = {"forward": forward, "backward": backward}
-OPTIONS = {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
-"""Options of the compiler."""
+OPTIONS = {
+    tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True,
+    tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True,
+}
+"""Options of the compiler. The exact division would be a branch for each number."""
 
 
 @lru_cache(maxsize=32)
