@@ -1,10 +1,10 @@
 """Kernels of the recurrence with a matrix state per head, forward and backward, and their torch operators.
 
 model/layers/recurrence.py has the equations, and the loop in torch's operations that these kernels replace. A block of
-threads walks a row of tokens for one head in float32, with four numbers of the state in each thread and W in shared
-memory. The forward pass saves the state that enters each chunk of C tokens. The backward pass computes the other states
-of a chunk from it, then walks the chunk backwards. All heads read one q and one k, so their gradients are summed over
-heads afterwards. No sum depends on the order in which blocks run, so repeats agree in every bit.
+threads walks a row of tokens for one head in float32. A thread holds four numbers of the state, and the columns of W
+that they need. The forward pass saves the state that enters each chunk of C tokens. The backward pass computes the
+other states of a chunk from it, then walks the chunk backwards. All heads read one q and one k, so their gradients are
+summed over heads afterwards. No sum depends on the order in which blocks run, so repeats agree in every bit.
 
 Legend: B batch, S sequence, H heads, K key width, V value width, C tokens of a chunk.
 """
@@ -44,24 +44,28 @@ def chunk_of(K: int, V: int) -> int:
     return max(C for C in (1, 2, 4, 8, 16) if (2 * C + 1) * K * (V + PAD) * 4 <= SHARED_BYTES)
 
 
-def make_product(V: int) -> Any:
-    """Return macro(out [4], rows, i, row, column, W): columns of the product of a row of place i with W."""
+def make_products(V: int) -> tuple[Any, Any]:
+    """Return the macros that load a thread's columns of a matrix, and multiply a row in shared memory by them."""
 
     @T.macro
-    def product(out, rows, i, row, column, W):
-        of_row, of_matrix = T.alloc_local((4,), F32), T.alloc_local((COLUMNS,), F32)
+    def columns_of(matrix, matrix_s, column):
+        for m in T.unroll(V):
+            for n in T.vectorized(COLUMNS):
+                matrix[m * COLUMNS + n] = matrix_s[m, column + n]
+
+    @T.macro
+    def product(out, rows, i, row, matrix):
+        of_row = T.alloc_local((4,), F32)
         for n in T.unroll(COLUMNS):
             out[n] = 0.0
         for m in T.unroll(V // 4):
             for e in T.vectorized(4):
                 of_row[e] = rows[i, row, m * 4 + e]
             for e in T.unroll(4):
-                for n in T.vectorized(COLUMNS):
-                    of_matrix[n] = W[m * 4 + e, column + n]
                 for n in T.unroll(COLUMNS):
-                    out[n] += of_row[e] * of_matrix[n]
+                    out[n] += of_row[e] * matrix[(m * 4 + e) * COLUMNS + n]
 
-    return product
+    return columns_of, product
 
 
 def make_walk(K: int, V: int) -> Any:
@@ -70,15 +74,17 @@ def make_walk(K: int, V: int) -> Any:
     `state` goes from the state before the chunk to that behind it. x_s [C+1,K,V] gets all of them, and z_s [C,K,V],
     unless `candidates` is False, the candidates.
     """
-    C, product = chunk_of(K, V), make_product(V)
+    C, (columns_of, product) = chunk_of(K, V), make_products(V)
 
     @T.macro
     def walk(state, out, x_s, z_s, k_s, v_s, f_s, keep_s, W_s, row, column, candidates):
+        matrix = T.alloc_local((V * COLUMNS,), F32)
         for n in T.vectorized(COLUMNS):
             x_s[0, row, column + n] = state[n]
+        columns_of(matrix, W_s, column)
         for i in T.serial(C):
             T.sync_threads()
-            product(out, x_s, i, row, column, W_s)
+            product(out, x_s, i, row, matrix)
             for n in T.unroll(COLUMNS):
                 out[n] = tanh(keep_s[i] * out[n] + k_s[i, row] * v_s[i, column + n])
                 state[n] = out[n] + f_s[i] * (keep_s[i] * state[n] - out[n])
@@ -142,8 +148,10 @@ def make_sums(K: int, V: int, S: Any) -> Any:
             i = (j * threads + tx) // V
             if i < C and t0 + i < S:
                 total[0] = 0.0
-                for row in T.serial(K):
-                    total[0] += weights[i, row] * rows[first + i, row, (j * threads + tx) % V]
+                for eight in T.serial(K // 8):
+                    for u in T.unroll(8):
+                        row = eight * 8 + u
+                        total[0] += weights[i, row] * rows[first + i, row, (j * threads + tx) % V]
                 out[b, t0 + i, h, (j * threads + tx) % V] = total[0]
 
     return sums
@@ -200,10 +208,10 @@ def backward(K: int, V: int) -> Any:
     dq and dk [B,S,H,K] are those of each head, dweight [B,H,V,V] that of each row.
     """
     B, S, H, chunks = (T.dynamic(name) for name in ("batch", "length", "heads", "chunks"))
-    C, lanes, product, walk, sums = chunk_of(K, V), V // COLUMNS, make_product(V), make_walk(K, V), make_sums(K, V, S)
+    C, lanes, walk, sums = chunk_of(K, V), V // COLUMNS, make_walk(K, V), make_sums(K, V, S)
+    columns_of, product = make_products(V)
     matrix, keys, values, numbers = make_loads(K, V, S)
-    apart = K * lanes // V
-    parts = -(-V // apart)
+    warps = K * lanes // 32
 
     @T.prim_func
     def recurrence_backward(
@@ -224,19 +232,21 @@ def backward(K: int, V: int) -> Any:
         with T.Kernel(H, B, threads=K * lanes) as (h, b):
             W_s, turned_s = T.alloc_shared((V, V), F32), T.alloc_shared((V, V), F32)
             x_s, z_s = T.alloc_shared((C + 1, K, V + PAD), F32), T.alloc_shared((C, K, V + PAD), F32)
-            q_s, k_s, df_s = T.alloc_shared((C, K), F32), T.alloc_shared((C, K), F32), T.alloc_shared((C, K + 1), F32)
+            q_s, k_s, df_s = T.alloc_shared((C, K), F32), T.alloc_shared((C, K), F32), T.alloc_shared((C, warps), F32)
             v_s, dy_s = T.alloc_shared((C, V), F32), T.alloc_shared((C, V), F32)
             f_s, keep_s = T.alloc_shared((C,), F32), T.alloc_shared((C,), F32)
             state, d_state, out = (T.alloc_local((COLUMNS,), F32) for _ in range(3))
-            d_matrix, total, z = T.alloc_local((parts,), F32), T.alloc_local((3,), F32), T.alloc_local((1,), F32)
+            d_candidate, of_row = T.alloc_local((COLUMNS,), F32), T.alloc_local((4,), F32)
+            turned, d_matrix = T.alloc_local((V * COLUMNS,), F32), T.alloc_local((V * COLUMNS,), F32)
+            total, z = T.alloc_local((3,), F32), T.alloc_local((1,), F32)
             tx = T.get_thread_binding()
             row, column = tx // lanes, tx % lanes * COLUMNS
             matrix(W_s, weight, h, tx, False)
             matrix(turned_s, weight, h, tx, True)
             for n in T.unroll(COLUMNS):
                 d_state[n] = 0.0
-            for j in T.unroll(parts):
-                d_matrix[j] = 0.0
+            for n in T.unroll(V * COLUMNS):
+                d_matrix[n] = 0.0
             for back in T.serial(chunks):
                 c = chunks - 1 - back
                 for n in T.vectorized(COLUMNS):
@@ -248,6 +258,7 @@ def backward(K: int, V: int) -> Any:
                 values(dy_s, dy, b, c * C, h, tx)
                 numbers(f_s, keep_s, f, keeps, b, c * C, h, tx)
                 walk(state, out, x_s, z_s, k_s, v_s, f_s, keep_s, W_s, row, column, True)
+                columns_of(turned, turned_s, column)
                 for before in T.serial(C):
                     i = C - 1 - before
                     for e in T.unroll(3):
@@ -257,34 +268,46 @@ def backward(K: int, V: int) -> Any:
                         d_state[n] += q_s[i, row] * dy_s[i, column + n]
                         total[0] += x_s[i + 1, row, column + n] * dy_s[i, column + n]
                         total[1] += d_state[n] * (keep_s[i] * x_s[i, row, column + n] - z[0])
-                        z[0] = (1.0 - f_s[i]) * d_state[n] * (1.0 - z[0] * z[0])
-                        total[2] += z[0] * v_s[i, column + n]
-                        z_s[i, row, column + n] = z[0]
-                    for far in T.unroll(lanes.bit_length() - 1):
-                        for e in T.unroll(3):
-                            total[e] += T.shfl_xor(total[e], 1 << far)
-                    if column == 0:
-                        df_s[i, row] = total[1]
-                        if c * C + i < S:
-                            dq[b, c * C + i, h, row] = total[0]
-                            dk[b, c * C + i, h, row] = total[2]
+                        d_candidate[n] = (1.0 - f_s[i]) * d_state[n] * (1.0 - z[0] * z[0])
+                        total[2] += d_candidate[n] * v_s[i, column + n]
+                    for n in T.vectorized(COLUMNS):
+                        z_s[i, row, column + n] = d_candidate[n]
+                    for m in T.unroll(V // 4):
+                        for e in T.vectorized(4):
+                            of_row[e] = x_s[i, row, m * 4 + e]
+                        for e in T.unroll(4):
+                            for n in T.unroll(COLUMNS):
+                                d_matrix[(m * 4 + e) * COLUMNS + n] += of_row[e] * (keep_s[i] * d_candidate[n])
+                    for far in T.unroll(5):
+                        if far < lanes.bit_length() - 1:
+                            total[0] += T.shfl_xor(total[0], 1 << far)
+                            total[2] += T.shfl_xor(total[2], 1 << far)
+                        total[1] += T.shfl_xor(total[1], 1 << far)
+                    if tx % 32 == 0:
+                        df_s[i, tx // 32] = total[1]
+                    if column == 0 and c * C + i < S:
+                        dq[b, c * C + i, h, row] = total[0]
+                        dk[b, c * C + i, h, row] = total[2]
                     T.sync_threads()
-                    product(out, z_s, i, row, column, turned_s)
+                    product(out, z_s, i, row, turned)
                     for n in T.unroll(COLUMNS):
                         d_state[n] = keep_s[i] * (f_s[i] * d_state[n] + out[n])
                 sums(dv, k_s, z_s, 0, b, c * C, h, tx)
                 if tx < C and c * C + tx < S:
                     total[0] = 0.0
-                    for at in T.serial(K):
-                        total[0] += df_s[tx, at]
+                    for warp in T.unroll(warps):
+                        total[0] += df_s[tx, warp]
                     df[b, c * C + tx, h] = total[0]
-                for at in T.serial(C * K):
-                    z[0] = keep_s[at // K] * z_s[at // K, at % K, tx % V]
-                    for j in T.unroll(parts):
-                        d_matrix[j] += x_s[at // K, at % K, T.min(j * apart + tx // V, V - 1)] * z[0]
-            for j in T.unroll(parts):
-                if j * apart + tx // V < V:
-                    dweight[b, h, j * apart + tx // V, tx % V] = d_matrix[j]
+            for m in T.unroll(V):
+                T.sync_threads()
+                for n in T.vectorized(COLUMNS):
+                    x_s[0, row, column + n] = d_matrix[m * COLUMNS + n]
+                T.sync_threads()
+                if tx < V:
+                    total[0] = 0.0
+                    for at in T.serial(K):
+                        total[0] += x_s[0, at, tx]
+                    dweight[b, h, m, tx] = total[0]
 
     return recurrence_backward
 

@@ -24,7 +24,7 @@ NO_WINDOW = ("cudnn",)
 RULED_WIDTHS = (64,)
 """Head widths whose results of kernels with a window or capped scores were compared with float64, on an H200
 (tests/unit/model/test_attention_gpu.py)."""
-FUSED_KEYS, FUSED_VALUES = (32, 64, 128), (8, 16, 32)
+FUSED_KEYS, FUSED_VALUES = (32, 64, 128), (8, 16)
 """Sizes of a recurrence's state that its kernels take."""
 GROUPED_MULTIPLE = 8
 """Both sizes of an expert's matrices must be multiples of it: torch's grouped product reads 16 bytes at a time."""
