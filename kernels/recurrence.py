@@ -344,7 +344,7 @@ def _launch(name: str, sizes: tuple[int | bool, ...], *tensors: Tensor) -> None:
     reason = refusal_on(device) if device.type == "cuda" else f"its kernels need an NVIDIA GPU; the device is {device}"
     if reason is not None:
         raise KernelUnsupported(f"recurrence: {reason}")
-    with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]  # a kernel leaves its own device as current
+    with torch.cuda.device_of(tensors[0]):  # a kernel leaves its own device as current
         compiled(name, *sizes).adapter.get_exportable_executable()["main"](*tensors)
     facts.record(facts.RECURRENCE, "fused")
     if facts.collecting():

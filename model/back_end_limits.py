@@ -21,7 +21,7 @@ NEVER_CAPPED = ("flash", "cudnn", "flex")
 """Attention on a GPU that cannot cap scores."""
 NO_WINDOW = ("cudnn",)
 """Attention on a GPU that has no window."""
-RULED_WIDTHS = (64,)
+RULED_WIDTHS = (64, 128)
 """Head widths whose results of kernels with a window or capped scores were compared with float64, on an H200
 (tests/unit/model/test_attention_gpu.py)."""
 FUSED_KEYS, FUSED_VALUES = (32, 64, 128), (8, 16)

@@ -69,7 +69,7 @@ def _recurrence(_value: str, device: torch.device) -> tuple[float, float]:
         leaf.requires_grad_()
     starts = torch.arange(140, device=device).eq(70).unsqueeze(0)
     wide, upstream = _wide(leaves), _normal((1, 140, 2, 16), device, 5).float()
-    out, exact = fused(*leaves, starts), recurrence(*wide, starts)
+    out, exact = fused(*[*leaves, starts]), recurrence(*wide, starts)
     got = [out, *torch.autograd.grad(out, leaves, upstream)]
     return _error(got, [exact, *torch.autograd.grad(exact, wide, upstream.double())]), FLOAT32_LIMIT
 

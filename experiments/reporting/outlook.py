@@ -54,6 +54,9 @@ def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
     if _is_hopeless(variant):
         return "not proved, and more blocks would hardly prove it"
     if needs_many(verdict, variant):
+        if variant.cause is not Cause.NOT_PROVED:
+            margin = wording.plain_percent(verdict.rule["primary"]["margin_pct"])
+            return f"a difference is proved, but it is too near to the margin of {margin} to tell which is larger"
         load = _load(verdict, variant)
         why = f", and others took {load:.0%} of the cores' time" if load > _BUSY else ""
         return f"not proved: the noise here is larger than such an effect{why}. {_remedy(verdict, variant)}"

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from ablate.model.back_end_limits import FA4_WIDTHS, NEVER_CAPPED, NO_WINDOW
-from ablate.model.layers import attention
+from ablate.model.back_end_limits import FA4_WIDTHS, NEVER_CAPPED, NO_WINDOW, RULED_WIDTHS
 from ablate.model.layers.attention import ATTEND, PLAIN, ScoreRules
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # packages of kernels warn about their own parts
@@ -35,15 +34,13 @@ def test_values_and_gradients_match_float64(backend, documents, length):
     compare(backend, leaves, ids_BS)
 
 
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("width", RULED_WIDTHS)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 1), (0.0, 129), (2.0, 0), (2.0, 50)])
 @pytest.mark.parametrize("backend", ["sdpa", "flash", "fa4", "cudnn", "flex"])
-def test_shared_heads_windows_and_capped_scores_match_float64(monkeypatch, backend, softcap, window, kv_heads, width):
-    """Also widths that `RULED_WIDTHS` refuses as long as nobody has run this."""
+def test_shared_heads_windows_and_capped_scores_match_float64(backend, softcap, window, kv_heads, width):
     if (softcap and backend in NEVER_CAPPED) or (window and backend in NO_WINDOW):
         pytest.skip("its kernel has none")
-    monkeypatch.setattr(attention, "RULED_WIDTHS", (width,))
     if backend == "fa4":
         pytest.importorskip("flash_attn.cute")
     for length, documents in ((300, 1), (700, 6)):

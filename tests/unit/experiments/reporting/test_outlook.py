@@ -53,6 +53,10 @@ def test_a_line_has_the_numbers_of_the_samples_and_says_probably_only_if_zero_is
             assert f"not publishable: {blocks} of 8 planned blocks counted" in line
     last = [line for line in lines if line.startswith("Continue: ")]
     many = [line for line in lines if "the noise here is larger than such an effect" in line]
+    near = [line for line in lines if "a difference is proved, but it is too near to the margin of 1 %" in line]
+    open_ = [one for one in to_continue(verdict.variants) if one.cause in OPEN and (one.blocks_needed or 0) > 80]
+    assert len(near) == sum(one.cause is not Cause.NOT_PROVED for one in open_)
+    many += near
     needed = [one.blocks_needed or 0 for one in to_continue(verdict.variants) if one.cause in OPEN]
     assert len(many) == sum(blocks > 80 for blocks in needed)
     assert last == (
