@@ -6,7 +6,7 @@ type is `OmitNone[...]` with default None, because receipts written before it mu
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -58,6 +58,8 @@ class Metric:
     resident_on: tuple[str, ...] = ()
     """Torch device types that report the process's resident set instead, where trials run on the host. A resident set
     also holds libraries and freed pages and differs from run to run, so the metric cannot decide there."""
+    named_in_key: bool = False
+    """Whether the key of its calibration has its name. A metric of the window shares the key of throughput."""
     cold: bool = False
     """Whether trials start with empty compiler caches on disk where this metric decides."""
     clocked: bool = False
@@ -219,11 +221,6 @@ class KernelFacts(BaseModel):
     """Time of these products with all of their kernels."""
 
     @property
-    def known(self) -> Iterator[tuple[str, Any]]:
-        """Name and value of each known fact."""
-        return ((name, value) for name, value in self if value is not None)
-
-    @property
     def threads(self) -> int | None:
         """Threads of a block."""
         return None if self.block is None else math.prod(self.block)
@@ -343,7 +340,7 @@ class Measurements(BaseModel):
     """Processor seconds of a command's processes on all cores, of the user and the system; None where process_s is."""
     cpu_step_s: Annotated[
         float | None,
-        Metric("cpu_step_s", "processor time of a step", "s", source="program", decides="paired"),
+        Metric("cpu_step_s", "processor time of a step", "s", source="program", decides="paired", named_in_key=True),
         Field(exclude_if=lambda value: value is None),
     ] = None
     """The same between the begin and the end of a command's window, over its steps; None without a window."""

@@ -69,9 +69,9 @@ def test_queued_blocks_count_with_their_limit_then_with_the_pace_of_the_class_th
     row = waiting(api)["cpu", 1]
     assert (row["device_minutes"], row["blocks"], row["nodes"]) == (minutes(11 * 900), 11, 1)
     assert metric(api, "ablate_waiting_device_minutes") == {("cpu", 1): minutes(11 * 900)}
-    held = api.claimed(node)
+    block = api.claimed(node)
     assert waiting(api)["cpu", 1]["blocks"] == 10, "a running block does not wait"
-    api.attempt(held, "release", failure_class="infra_control", message="it pauses now, and still waits")
+    api.attempt(block, "release", failure_class="infra_control", message="it pauses now, and still waits")
     assert waiting(api)["cpu", 1]["blocks"] == 11
     api.cancel(made["id"])
     assert waiting(api)["cpu", 1]["blocks"] == BLOCKS
