@@ -86,16 +86,15 @@ class Step(BaseModel):
     """Mean cross entropy in nats over valid tokens, before the update; of a command as it reports it, or None."""
     grad_norm: OmitNone[float] = None
     """Global L2 norm before clipping; None for commands."""
-    began_s: OmitNone[float] = None
-    """Start of the step in seconds since training began, by a clock that is never set; None in receipts of earlier
-    code."""
+    began_s: float
+    """Start of the step in seconds since training began, by a clock that is never set."""
     ended_s: float
     """End of the step by the same clock."""
     compilations: int = 0
     """Graphs and kernels compiled or loaded during the step; in a timed step they spoil the window."""
     graphs: OmitNone[int] = None
     """Graphs that XLA executed during the step; another number than 1 in a timed step spoils the window. None on other
-    devices and in receipts of earlier code."""
+    devices."""
     host_operations: OmitNone[tuple[str, ...]] = None
     """Operations of the step that ran on the host in place of XLA's device. Reported like `graphs`; one in a timed step
     spoils the window."""
@@ -299,7 +298,7 @@ class Measurements(BaseModel):
     """Model FLOPs of one step, forward and backward, counted from the configuration with whole rows."""
     document_flops_per_step: OmitNone[float] = None
     """The same with causal attention within documents: the mean over the batches of the window. None for commands and
-    packages, where nothing was executed, and in receipts of earlier code."""
+    packages, and where nothing was executed."""
     communication_s: Annotated[
         float | None,
         Metric("communication_s", "exchanges between devices per step", "s", decides=None),
@@ -320,8 +319,8 @@ class Measurements(BaseModel):
     ] = None
     """Bytes of the tensors that one rank gave to exchanges in this step, the most of any rank."""
     training_began_s: OmitNone[float] = None
-    """Start of training by a clock that is never set and that all processes of the machine share; None in receipts of
-    earlier code, and where nothing was executed."""
+    """Start of training by a clock that is never set and that all processes of the machine share; None where
+    nothing was executed."""
     waited_s: OmitNone[float] = None
     """Seconds this trial waited while the others of its block ran their slices; None where it ran in one go."""
     training_s: float

@@ -100,7 +100,7 @@ def _line(receipts: list[Receipt]) -> list[tuple[float, float, int]]:
         timed = [step for step in receipt.steps if step.phase == "timed"]
         for first, last in zip(timed[::2], timed[1::2], strict=True):
             start = receipt.training_began_s or 0.0
-            spans.append((start + (first.began_s or 0.0), start + last.ended_s, number))
+            spans.append((start + first.began_s, start + last.ended_s, number))
     return sorted(spans)
 
 
