@@ -203,8 +203,6 @@ def _plain(path: str) -> Callable[[World], Ask]:
 
 TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "getIdentity": (EVERYBODY, 200, _plain("/v1/identity")),
-    "listGates": (READ, 200, _plain("/v1/gates")),
-    "listRecipes": (READ, 200, _plain("/v1/recipes")),
     "listNodes": (READ, 200, _plain("/v1/nodes")),
     "listWaiting": (READ, 200, _plain("/v1/waiting")),
     "listKeys": (READ, 200, _plain("/v1/keys")),
