@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ablate.experiments.documents import write_whole
 from ablate.experiments.system.setting_values import ALLOW_HTTP, PREFIX, is_plain
-from ablate.workers.environment_variables import VISIBLE_GPUS
+from ablate.workers.environment_variables import VISIBLE_GPUS, present
 from ablate.workers.errors import InstallRefused
 from ablate.workers.settings import Settings
 
@@ -130,7 +130,7 @@ def find_account(user: str) -> pwd.struct_passwd:
 def _environment(installation: Installation) -> str:
     settings = installation.settings
     variables = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields if not name.endswith("_token")}
-    values = {name: value for name, value in os.environ.items() if name in variables} | {
+    values = present(variables) | {
         "ABLATE_URL": settings.url,
         "ABLATE_WORKER_TOKEN": installation.token,
         "ABLATE_NODE_NAME": settings.node_name,
@@ -138,11 +138,11 @@ def _environment(installation: Installation) -> str:
         "ABLATE_HOME": str(settings.home_dir),
         VISIBLE_GPUS: installation.gpu,
     }
-    present = {name: values[name] for name in sorted(values) if values[name]}
-    for name, value in present.items():
+    lines = {name: values[name] for name in sorted(values) if values[name]}
+    for name, value in lines.items():
         if not value.isprintable() or any(character in value for character in "\"'\\ "):
             raise InstallRefused(f"{name} is {value!r}; allowed: printable, without spaces, quotes and backslashes")
-    return "".join(f"{name}={value}\n" for name, value in present.items())
+    return "".join(f"{name}={value}\n" for name, value in lines.items())
 
 
 def _masked(line: str) -> str:
