@@ -62,7 +62,7 @@ def _real_ids(api: Api) -> dict[str, list[str]]:
     over, waiting = api.submit(ablation="over"), api.submit(ablation="waiting")
     block = api.claimed(node)
     api.cancel(over["id"])
-    api.attempt(block, "release", failure_class="cancelled", message="over")
+    api.attempt(block, "report", failure_class="cancelled", message="over")
     link = api.client.post(f"/v1/ablations/{over['id']}:share", headers=api.admin, json={})
     running_block = api.claimed(node)
     return {
