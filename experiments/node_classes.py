@@ -25,31 +25,20 @@ _AMD, _OTHERS = re.compile("mi[0-9]|amd-"), re.compile("cpu|tpu|xla")
 
 _PEAKS = {
     # https://www.nvidia.com/en-us/data-center/a100/ (datasheet): 312 without sparsity, SXM and PCIe
-    **dict.fromkeys(("a100-40gb", "a100-80gb", "a100-pcie-40gb", "a100-80gb-pcie"), 312e12),
-    "h100-pcie": 756e12,  # https://www.nvidia.com/en-us/data-center/h100/ (datasheet of 2022): 1513 with sparsity
-    "l4": 121e12,  # https://www.nvidia.com/en-us/data-center/l4/: 242 with sparsity
-    "l40s": 362.05e12,  # https://www.nvidia.com/en-us/data-center/l40s/ (datasheet)
-    "rtx-4090": 165.2e12,  # NVIDIA Ada GPU Architecture, table 2: sums in float32
-    "rtx-3090": 71e12,  # NVIDIA Ampere GA102 GPU Architecture, table 3: sums in float32
-    "mi300x": 1307.4e12,  # https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html
+    **dict.fromkeys(("a100-40gb", "a100-pcie-40gb"), (312e12, 1.555e12)),
+    "a100-80gb": (312e12, 2.039e12),
+    "a100-80gb-pcie": (312e12, 1.935e12),
+    "h100-pcie": (
+        756e12,
+        2e12,
+    ),  # https://www.nvidia.com/en-us/data-center/h100/ (datasheet of 2022): 1513 with sparsity
+    "l4": (121e12, 300e9),  # https://www.nvidia.com/en-us/data-center/l4/: 242 with sparsity
+    "l40s": (362.05e12, 864e9),  # https://www.nvidia.com/en-us/data-center/l40s/ (datasheet)
+    "rtx-4090": (165.2e12, 1008e9),  # NVIDIA Ada GPU Architecture, table 2: sums in float32
+    "rtx-3090": (71e12, 936e9),  # NVIDIA Ampere GA102 GPU Architecture, table 3: sums in float32
+    "mi300x": (1307.4e12, 5.3e12),  # https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html
 }
-"""Dense peak of one GPU in bfloat16, in FLOP/s. A GPU that is not here has no MFU."""
-
-_BANDWIDTHS = {
-    # the same sources
-    "h200": 4.8e12,  # https://www.nvidia.com/en-us/data-center/h200/
-    "h100": 3.35e12,  # https://www.nvidia.com/en-us/data-center/h100/: SXM
-    "h100-pcie": 2e12,
-    **dict.fromkeys(("a100-40gb", "a100-pcie-40gb"), 1.555e12),
-    "a100-80gb": 2.039e12,
-    "a100-80gb-pcie": 1.935e12,
-    "l4": 300e9,
-    "l40s": 864e9,
-    "rtx-4090": 1008e9,
-    "rtx-3090": 936e9,
-    "mi300x": 5.3e12,
-}
-"""Peak of one GPU's memory in bytes/s, of each with a peak in FLOP/s."""
+"""Peaks of one GPU: dense in bfloat16 in FLOP/s, and of its memory in bytes/s. A GPU that is not here has no MFU."""
 
 
 class _NodeClasses(Mapping[str, NodeClass]):
@@ -72,11 +61,6 @@ NODE_CLASSES: Mapping[str, NodeClass] = _NodeClasses()
 
 NAMED_GPUS = tuple(_PEAKS)
 """Classes outside of the table whose names are certain."""
-
-
-def memory_bandwidth(name: str) -> float | None:
-    """Return the peak of the memory of one device of a class in bytes/s, None where it is not known."""
-    return _BANDWIDTHS.get(name)
 
 
 def is_gpu(name: str) -> bool:
@@ -118,6 +102,7 @@ def _gpu(name: str) -> NodeClass:
     A receipt may lack its clock and slow-downs, which not every card reports. It must say which processes used the GPU.
     """
     one = _is_slice(name)  # a process opens no second one
+    peak_flops, memory_bytes_per_s = _PEAKS.get(name, (None, None))
     return NodeClass(
         name=name,
         lanes=OPEN_LANES,
@@ -126,6 +111,7 @@ def _gpu(name: str) -> NodeClass:
         environment=TABLE["h200"].environment,
         devices=(1,) if one else TABLE["h200"].devices,
         command_devices=1 if one else TABLE["h200"].command_devices,
-        peak_flops={"bfloat16": _PEAKS[name]} if name in _PEAKS else {},
+        peak_flops={} if peak_flops is None else {"bfloat16": peak_flops},
+        memory_bytes_per_s=memory_bytes_per_s,
         reports=frozenset({"foreign_load", "foreign_processes"}),
     )

@@ -50,7 +50,6 @@ class AttemptState(StrEnum):
     RUNNING = "running"
     DONE = "done"
     BROKEN = "broken"
-    RELEASED = "released"
     EXPIRED = "expired"
 
 

@@ -52,6 +52,8 @@ class NodeClass:
     """Number of chips -> the compiler's name for them. Empty unless the class compiles and executes nothing."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)
     """Dtype -> dense peak of one device in FLOP/s, for MFU. Without an entry no MFU is stated."""
+    memory_bytes_per_s: float | None = None
+    """Peak of the memory of one device in bytes/s, None where it is not known."""
     reports: frozenset[str] = frozenset()
     """Receipt fields that its driver and system can fill: events, `clock_mhz`, `foreign_load`. A receipt without
     one of these is invalid."""
@@ -123,7 +125,7 @@ _NVIDIA_EVENTS = (
 )
 
 
-def _hopper(name: str, *, device_name: str) -> NodeClass:
+def _hopper(name: str, *, device_name: str, memory_bytes_per_s: float) -> NodeClass:
     """Return the class of one Hopper card."""
     return NodeClass(
         name=name,
@@ -135,6 +137,7 @@ def _hopper(name: str, *, device_name: str) -> NodeClass:
         devices=(1, 2, 4, 8),
         command_devices=8,
         peak_flops={"bfloat16": 989.5e12},
+        memory_bytes_per_s=memory_bytes_per_s,
         reports=frozenset({"clock_mhz", "foreign_load", *_NVIDIA_EVENTS}),
     )
 
@@ -149,8 +152,10 @@ _TABLE = (
         devices=(1, 2, 4),
         reports=frozenset({"foreign_load"}),
     ),
-    _hopper("h200", device_name=r"\bH200\b"),
-    _hopper("h100", device_name=r"\bH100 80GB HBM3\b"),  # SXM: other H100s do not reach this peak
+    # https://www.nvidia.com/en-us/data-center/h200/
+    _hopper("h200", device_name=r"\bH200\b", memory_bytes_per_s=4.8e12),
+    # https://www.nvidia.com/en-us/data-center/h100/: SXM; other H100s do not reach these peaks
+    _hopper("h100", device_name=r"\bH100 80GB HBM3\b", memory_bytes_per_s=3.35e12),
     NodeClass(
         name="xla-cpu",
         lanes=(Lane.XLA,),

@@ -6,7 +6,7 @@ type is `OmitNone[...]` with default None, because receipts written before it mu
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -58,6 +58,8 @@ class Metric:
     resident_on: tuple[str, ...] = ()
     """Torch device types that report the process's resident set instead, where trials run on the host. A resident set
     also holds libraries and freed pages and differs from run to run, so the metric cannot decide there."""
+    named_in_key: bool = False
+    """Whether the key of its calibration has its name. A metric of the window shares the key of throughput."""
     cold: bool = False
     """Whether trials start with empty compiler caches on disk where this metric decides."""
     clocked: bool = False
@@ -84,16 +86,15 @@ class Step(BaseModel):
     """Mean cross entropy in nats over valid tokens, before the update; of a command as it reports it, or None."""
     grad_norm: OmitNone[float] = None
     """Global L2 norm before clipping; None for commands."""
-    began_s: OmitNone[float] = None
-    """Start of the step in seconds since training began, by a clock that is never set; None in receipts of earlier
-    code."""
+    began_s: float
+    """Start of the step in seconds since training began, by a clock that is never set."""
     ended_s: float
     """End of the step by the same clock."""
     compilations: int = 0
     """Graphs and kernels compiled or loaded during the step; in a timed step they spoil the window."""
     graphs: OmitNone[int] = None
     """Graphs that XLA executed during the step; another number than 1 in a timed step spoils the window. None on other
-    devices and in receipts of earlier code."""
+    devices."""
     host_operations: OmitNone[tuple[str, ...]] = None
     """Operations of the step that ran on the host in place of XLA's device. Reported like `graphs`; one in a timed step
     spoils the window."""
@@ -219,11 +220,6 @@ class KernelFacts(BaseModel):
     """Time of these products with all of their kernels."""
 
     @property
-    def known(self) -> Iterator[tuple[str, Any]]:
-        """Name and value of each known fact."""
-        return ((name, value) for name, value in self if value is not None)
-
-    @property
     def threads(self) -> int | None:
         """Threads of a block."""
         return None if self.block is None else math.prod(self.block)
@@ -302,7 +298,7 @@ class Measurements(BaseModel):
     """Model FLOPs of one step, forward and backward, counted from the configuration with whole rows."""
     document_flops_per_step: OmitNone[float] = None
     """The same with causal attention within documents: the mean over the batches of the window. None for commands and
-    packages, where nothing was executed, and in receipts of earlier code."""
+    packages, and where nothing was executed."""
     communication_s: Annotated[
         float | None,
         Metric("communication_s", "exchanges between devices per step", "s", decides=None),
@@ -323,8 +319,8 @@ class Measurements(BaseModel):
     ] = None
     """Bytes of the tensors that one rank gave to exchanges in this step, the most of any rank."""
     training_began_s: OmitNone[float] = None
-    """Start of training by a clock that is never set and that all processes of the machine share; None in receipts of
-    earlier code, and where nothing was executed."""
+    """Start of training by a clock that is never set and that all processes of the machine share; None where
+    nothing was executed."""
     waited_s: OmitNone[float] = None
     """Seconds this trial waited while the others of its block ran their slices; None where it ran in one go."""
     training_s: float
@@ -343,7 +339,7 @@ class Measurements(BaseModel):
     """Processor seconds of a command's processes on all cores, of the user and the system; None where process_s is."""
     cpu_step_s: Annotated[
         float | None,
-        Metric("cpu_step_s", "processor time of a step", "s", source="program", decides="paired"),
+        Metric("cpu_step_s", "processor time of a step", "s", source="program", decides="paired", named_in_key=True),
         Field(exclude_if=lambda value: value is None),
     ] = None
     """The same between the begin and the end of a command's window, over its steps; None without a window."""

@@ -90,7 +90,7 @@ MOVES: dict[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]] = {
             _T.RUNNING: {_T.QUEUED, _T.DONE, _T.CANCELLED, _T.FAILED},
         },
     ),
-    _X: _moves(_X, {_X.RUNNING: {_X.DONE, _X.BROKEN, _X.RELEASED, _X.EXPIRED}, _X.EXPIRED: {_X.DONE}}),
+    _X: _moves(_X, {_X.RUNNING: {_X.DONE, _X.BROKEN, _X.EXPIRED}, _X.EXPIRED: {_X.DONE}}),
 }
 """The states that may follow each state, by machine.
 

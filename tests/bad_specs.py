@@ -5,7 +5,7 @@ from typing import Any
 from ablate.experiments.design.load import MAX_SPEC_BYTES
 from tests.factories import spec_values
 
-JSON, YAML, TOML = "application/json", "application/yaml", "application/toml"
+JSON, YAML = "application/json", "application/yaml"
 
 LONG = "x" * 501
 GATES = "variants__psiv-on__gates"
@@ -175,17 +175,13 @@ BAD_TEXTS: list[tuple[str, bytes, str, str, str]] = [
     ("a list", b"[1]", JSON, "#", "a mapping of keys, got a list"),
     ("broken JSON", b'{"a": }', JSON, "#", "line 1, column 7"),
     ("broken YAML", b"a: [1\nb: 2", YAML, "#", "line"),
-    ("broken TOML", b"a = ", TOML, "#", "not TOML"),
     ("duplicate JSON key", b'{"a": 1, "a": 2}', JSON, "#", "key 'a' appears more than once"),
     ("duplicate YAML key", b"variants:\n  x: 1\n  x: 2\n", YAML, "#/variants/x", "more than once"),
-    ("duplicate TOML key", b"a = 1\na = 2\n", TOML, "#", "not TOML"),
     ("JSON NaN", b'{"a": NaN}', JSON, "#", "NaN"),
     ("JSON Infinity", b'{"a": -Infinity}', JSON, "#", "Infinity"),
     ("deep JSON", b'{"a":' * 20 + b"1" + b"}" * 20, JSON, "#", "16 levels"),
     ("very deep JSON", b"[" * 100_000, JSON, "#", "nested too deeply"),
     ("deep YAML", b"a: " + b"[" * 40 + b"]" * 40, YAML, "#/a", "nested too deeply"),
-    ("deep TOML", b"a = " + b"[" * 5000 + b"]" * 5000, TOML, "#", "nested too deeply"),
-    ("deep TOML key", b".".join([b"a"] * 40) + b" = 1", TOML, "#", "nested too deeply"),
     ("YAML alias bomb", b"a: &a [x, x]\nb: [*a, *a]\n", YAML, "#/a", "anchor &a"),
     ("YAML alias", b"a: *b\n", YAML, "#/a", "alias *b"),
     ("YAML tag", b"a: !!python/name:os.system x\n", YAML, "#/a", "tag"),
@@ -195,15 +191,11 @@ BAD_TEXTS: list[tuple[str, bytes, str, str, str]] = [
     ("two YAML documents", b"a: 1\n---\na: 2\n", YAML, "#", "more than one"),
     ("NUL in YAML", b"a: x\0y\n", YAML, "#", "U+0000"),
     ("huge JSON integer", b'{"a": ' + b"9" * 5000 + b"}", JSON, "#", "too many digits"),
+    ("large JSON integer", b'{"a": ' + b"9" * 500 + b"}", JSON, "#/a", "too many digits"),
     ("huge YAML integer", b"a: " + b"9" * 5000, YAML, "#/a", "too many digits"),
-    ("huge hexadecimal TOML integer", b"ablation = 0x" + b"f" * 5000, TOML, "#/ablation", "too many digits"),
     ("very many JSON keys", _many(b'"k%d": 1', b"{%b}"), JSON, "#", "allowed: 4096"),
     ("very many YAML keys", _many(b'"k%d": 1', b"{%b}"), YAML, "#", "allowed: 4096"),
-    ("very many TOML keys", _many(b"k%d = 1", b"a = {%b}"), TOML, "#", "allowed: 4096"),
     ("a key twice among many", _many(b'"k%d": 1', b'{%b, "k9": 1}'), JSON, "#", "key 'k9'"),
-    ("a TOML key of many parts", b"a." * 100_000 + b"a = 1", TOML, "#", "too deeply"),
-    ("a TOML table of many parts", b"[" + b'"x" . ' * 40_000 + b"a]", TOML, "#", "too deeply"),
-    ("a TOML string without an end", b'a = """' + b'\\"""' * 50_000, TOML, "#", "not TOML"),
     ("byte order mark", b"\xef\xbb\xbf{}", JSON, "#", "byte order mark"),
     ("UTF-16", '{"a": 1}'.encode("utf-16"), JSON, "#", "UTF-16"),
     ("not UTF-8", b'{"a": "\xff"}', JSON, "#", "byte 7"),

@@ -151,6 +151,7 @@ def make_steps(config: ArmConfig, *, tokens_per_s: float, loss_step1: float, see
                 index=index,
                 phase=phase,
                 seconds=float(seconds * (1 + wobble[index]) * (5 if index == 0 else 1)),
+                began_s=0.0,
                 ended_s=0.0,
                 tokens=tokens,
                 loss=loss_step1 - 0.05 * index,

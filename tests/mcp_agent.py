@@ -17,8 +17,6 @@ from mcp_types import TextContent
 from tests.cli import PROGRAM
 from tests.waiting import LIMIT_S
 
-TRANSPORTS = ("stdio", "http")
-
 
 class Answer(NamedTuple):
     """The result of a tool."""

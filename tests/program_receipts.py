@@ -80,7 +80,7 @@ def program_receipt(
         )
         for index in range(config.steps.total)
     )
-    window_s = steps[-1].ended_s - steps[-config.steps.timed].began_s  # type: ignore[operator]
+    window_s = steps[-1].ended_s - steps[-config.steps.timed].began_s
     position = block.order.index(arm.name)
     fields: dict[str, Any] = {
         "ids": Ids(

@@ -119,6 +119,7 @@ def _steps(chance: random.Random, config: ArmConfig, speed: float, effect: Effec
         [
             Step(
                 index=i,
+                began_s=0.0,
                 ended_s=0.0,
                 phase=phase,  # type: ignore[arg-type]  # one of the literals
                 seconds=base_s / speed * slow.get(i, 1.0) * math.exp(chance.gauss(0, 0.004)),

@@ -84,29 +84,21 @@ def install(  # noqa: PLR0913, PLR0917 - a command's options are its function's 
     user: Annotated[str, typer.Option(help="User that the worker runs as.")] = "ablate",
     name: Annotated[str, typer.Option(help="Name of the node. Default: the host name.")] = "",
     node_class: Annotated[str, typer.Option(help="Node class. Default: that of the found devices.")] = "",
-    broker_url: Annotated[str, typer.Option(help="Address of Redis; without it the worker polls.")] = "",
     gpu: Annotated[str, typer.Option(help="The one GPU that this worker uses, by index or UUID.")] = "",
-    corpus_dirs: Annotated[str, typer.Option(help="Folders that specs may read, separated by colons.")] = "",
-    accept_code: Annotated[bool, typer.Option("--accept-code", help="Run commands of specs on this node.")] = False,
-    code_dirs: Annotated[str, typer.Option(help="Folders that may contain their code, separated by colons.")] = "",
-    environments: Annotated[str, typer.Option(help="Python environments for them: name=folder, by commas.")] = "",
-    drain_s: Annotated[float, typer.Option(help="Seconds that the running block has to finish after a stop.")] = 600.0,
     root: Annotated[Path, typer.Option(help="Folder that replaces / as the root of all written files.")] = Path("/"),
     replace: Annotated[bool, typer.Option(help="Overwrite files that differ.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Show the files and write nothing.")] = False,
 ) -> None:
-    """Write a systemd unit and its environment file for a worker on this machine, without starting it."""
+    """Write a systemd unit and its environment file for a worker on this machine, without starting it.
+
+    The file gets every setting of a worker that is a variable now, such as ABLATE_ACCEPT_CODE.
+    """
     console = Console(soft_wrap=True, highlight=False)
-    optional: dict[str, Any] = {"node_name": name, "node_class": node_class, "broker_url": broker_url}
+    optional: dict[str, Any] = {"node_name": name, "node_class": node_class}
     try:
         settings = Settings(
             url=url,
             home=home or Path(f"/var/lib/ablate-{gpu}" if gpu else "/var/lib/ablate"),
-            corpus_dirs=corpus_dirs,
-            accept_code=accept_code or None,
-            code_dirs=code_dirs,
-            environments=environments,
-            drain_s=drain_s,
             **{field: value for field, value in optional.items() if value},
         )
         installation = Installation(settings=settings, token=_read_token(token_file), user=user, root=root, gpu=gpu)

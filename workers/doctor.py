@@ -114,7 +114,7 @@ def _broker(settings: Settings) -> DoctorCheck:
         with celery_app(settings.broker, name="ablate.doctor").connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, timeout=2)
     except (OperationalError, OSError, ImportError) as error:
-        problem = f"{address}: {error}; the worker finds work by polling every {settings.poll_s:g} s"
+        problem = f"{address}: {error}; the worker finds work by polling"
         return _check("broker", problem, needed=False)
     return _check("broker", None, address, needed=False)
 

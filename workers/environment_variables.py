@@ -5,6 +5,7 @@ The settings are in another module, because they need a package that an air-gapp
 
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,11 @@ def peer_site() -> Path | None:
 def state_folder() -> Path:
     """Return the folder for data that outlives a run on this machine: ABLATE_HOME, by default ./.ablate."""
     return Path(os.environ.get("ABLATE_HOME") or ".ablate").absolute()
+
+
+def present(names: Iterable[str]) -> dict[str, str]:
+    """Return the variables of these names that are set."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 TRIAL_READABLE = "ABLATE_TRIAL_READABLE"

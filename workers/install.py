@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ablate.experiments.documents import write_whole
-from ablate.experiments.system.setting_values import ALLOW_HTTP, is_plain
-from ablate.workers.environment_variables import VISIBLE_GPUS
+from ablate.experiments.system.setting_values import ALLOW_HTTP, PREFIX, is_plain
+from ablate.workers.environment_variables import VISIBLE_GPUS, present
 from ablate.workers.errors import InstallRefused
 from ablate.workers.settings import Settings
 
@@ -129,26 +129,20 @@ def find_account(user: str) -> pwd.struct_passwd:
 
 def _environment(installation: Installation) -> str:
     settings = installation.settings
-    values = {
+    variables = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields if not name.endswith("_token")}
+    values = present(variables) | {
         "ABLATE_URL": settings.url,
-        "ABLATE_ALLOW_HTTP": "true" if settings.allow_http else "",
         "ABLATE_WORKER_TOKEN": installation.token,
         "ABLATE_NODE_NAME": settings.node_name,
-        "ABLATE_NODE_CLASS": settings.node_class,
-        "ABLATE_BROKER_URL": settings.broker_url,
+        "ABLATE_NODE_CLASS": settings.node_class or "",
         "ABLATE_HOME": str(settings.home_dir),
-        "ABLATE_CORPUS_DIRS": settings.corpus_dirs,
-        "ABLATE_ACCEPT_CODE": "true" if settings.accept_code else "",
-        "ABLATE_CODE_DIRS": settings.code_dirs,
-        "ABLATE_ENVIRONMENTS": settings.environments,
-        "ABLATE_DRAIN_S": f"{settings.drain_s:g}",
         VISIBLE_GPUS: installation.gpu,
     }
-    present = {name: value for name, value in values.items() if value}
-    for name, value in present.items():
+    lines = {name: values[name] for name in sorted(values) if values[name]}
+    for name, value in lines.items():
         if not value.isprintable() or any(character in value for character in "\"'\\ "):
             raise InstallRefused(f"{name} is {value!r}; allowed: printable, without spaces, quotes and backslashes")
-    return "".join(f"{name}={value}\n" for name, value in present.items())
+    return "".join(f"{name}={value}\n" for name, value in lines.items())
 
 
 def _masked(line: str) -> str:

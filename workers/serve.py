@@ -136,17 +136,16 @@ def _work(
         environments=settings.python_environments,
         quiet_s=settings.quiet_s,
     )
-    poll_s = min(settings.poll_s, registered.claim_poll_s)
     link = ServiceLink(
         api=api,
         node=service_node,
         spool=Spool(settings.home_dir / FOLDER / quote(node.name, safe="")),
         wake_event=wake_event,
-        poll_s=poll_s,
+        poll_s=registered.claim_poll_s,
         keep_attempts=settings.keep_attempts,
         most_blocks=settings.max_blocks,
     )
-    listener = WakeListener(settings.broker, node.node_class.name, wake_event, poll_s=poll_s)
+    listener = WakeListener(settings.broker, node.node_class.name, wake_event, poll_s=registered.claim_poll_s)
     listener.start()
     _log.info(
         "node %s is %s and asks for work of class %s; to end it after its block: kill -TERM %d",

@@ -82,8 +82,6 @@ class Settings(BaseSettings):
     """Node class to register under; default: the class of the devices that the probes find."""
     data_dir: Path | None = None
     """Prepared datasets; default `data` in the state folder."""
-    poll_s: float = Field(default=5.0, gt=0, le=3600)
-    """Longest pause between two requests for work, with or without wake-ups."""
     grace_s: float = Field(default=5.0, ge=0, le=600)
     """Time between SIGTERM and SIGKILL when a trial is stopped."""
     drain_s: float = Field(default=600.0, ge=0, le=86_400)

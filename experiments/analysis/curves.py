@@ -20,7 +20,6 @@ from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.receipts import CurvePoint, Receipt
 
 LOSS_AT_TIME = "loss_val_at_time"
-SECONDS_TO_LOSS = "seconds_to_loss"
 
 Curve: TypeAlias = Sequence[tuple[float, float]]
 """(tokens or seconds, loss) of each validation, in order."""

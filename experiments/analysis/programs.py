@@ -15,6 +15,7 @@ from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.kinds.program import CLOCK_SHARE, ProgramArm
 from ablate.experiments.design.metrics import CPU_STEP, WINDOW_METRICS
 from ablate.experiments.design.problems import listed
+from ablate.experiments.in_trial.ablate_profile import LAUNCH, longest_launch
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.program_report import printable, shorten
 from ablate.experiments.records.receipts import Receipt, kernel_rows
@@ -39,9 +40,9 @@ _SHARED, _QUIET = "processor packages", 0.02
 """What has a counter that everybody shares, and the largest share of the cores' time of others beside its number."""
 _MOVED_LEVEL = 0.05
 """Level of both tests of a gain that is paid outside of the window."""
-_LAUNCH, _AMOUNTS = ("registers", "shared_bytes", "block", "grid"), ("product_flops", "product_bytes")
+_AMOUNTS = ("product_flops", "product_bytes")
 _MEANS = ("occupancy", "product_us", *_AMOUNTS)
-"""Facts of a kernel: its launch, the whole numbers of its products, and all of which the mean over trials counts."""
+"""Facts of a kernel: the whole numbers of its products, and all of which the mean over trials counts."""
 _NAMED = 2
 """Kernels that a note names."""
 
@@ -104,13 +105,17 @@ def kernels_of(receipts: Sequence[Receipt]) -> dict[str, KernelUse]:
     tables = [_table(receipt) for receipt in whole]
     if not tables or not all(tables):
         return {}
-    facts = [receipt.kernel_facts for receipt in whole]
+    facts_of_trials = [receipt.kernel_facts for receipt in whole]
     return {
         name: KernelUse(
             calls=statistics.fmean(table.get(name, (0, 0.0))[0] for table in tables),
             us=statistics.fmean(table.get(name, (0, 0.0))[1] for table in tables),
             facts=_merged(
-                [(table[name][1], known.get(name)) for table, known in zip(tables, facts, strict=True) if name in table]
+                [
+                    (table[name][1], facts.get(name))
+                    for table, facts in zip(tables, facts_of_trials, strict=True)
+                    if name in table
+                ]
             ),
         )
         for name in sorted(set().union(*tables))
@@ -119,21 +124,17 @@ def kernels_of(receipts: Sequence[Receipt]) -> dict[str, KernelUse]:
 
 def _merged(of_trials: Sequence[tuple[float, KernelFacts | None]]) -> KernelFacts | None:
     """Return the facts of a kernel in several trials, each with its microseconds; None if a trial has none."""
-    known = [facts for _us, facts in of_trials if facts is not None]
-    if len(known) < len(of_trials):
+    trials = [(us, facts) for us, facts in of_trials if facts is not None]
+    if len(trials) < len(of_trials):
         return None
-    us_of_launch: dict[tuple[object, ...], float] = {}
-    for us, facts in of_trials:
-        launch = tuple(getattr(facts, name) for name in _LAUNCH)
-        us_of_launch[launch] = us_of_launch.get(launch, 0.0) + us
-    longest = max(us_of_launch, key=lambda launch: us_of_launch[launch])
-    launches = [facts.launches for facts in known if facts.launches is not None]
-    means = {name: _mean(getattr(facts, name) for facts in known) for name in _MEANS}
+    longest, different = longest_launch((us, tuple(getattr(facts, name) for name in LAUNCH)) for us, facts in trials)
+    launches = [facts.launches for _us, facts in trials if facts.launches is not None]
+    means = {name: _mean(getattr(facts, name) for _us, facts in trials) for name in _MEANS}
     amounts = {name: mean and round(mean) for name, mean in means.items() if name in _AMOUNTS}
     return KernelFacts.model_validate(
         {
-            **dict(zip(_LAUNCH, longest, strict=True)),
-            "launches": max(*launches, len(us_of_launch)) if launches else None,
+            **dict(zip(LAUNCH, longest, strict=True)),
+            "launches": max(*launches, different) if launches else None,
             **means,
             **amounts,
         }

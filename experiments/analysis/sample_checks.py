@@ -138,7 +138,7 @@ def may_have_a_tail(d: Array, sums: Array) -> NDArray[np.bool_]:
     return np.asarray(away * d.shape[-1] ** 0.5 > LOPSIDED * np.std(noisier, axis=-1, ddof=1), dtype=np.bool_)
 
 
-def spread_ratio(sample: Sample, level: float = SPREAD_LEVEL) -> tuple[float, float, float] | None:
+def spread_ratio(sample: Sample) -> tuple[float, float, float] | None:
     """Return the variant's standard deviation over the baseline's with its interval, if that excludes 1; else None.
 
     The interval is that of Pitman and Morgan for pairs (Pitman, 1939, "A note on normal correlation"), and assumes
@@ -151,7 +151,7 @@ def spread_ratio(sample: Sample, level: float = SPREAD_LEVEL) -> tuple[float, fl
     if not (first > 0 and second > 0):
         return None
     blocks, shared = own.size, float(np.corrcoef(own, other)[0, 1])
-    t = float(scipy.special.stdtrit(blocks - 2, 1 - level / 2))
+    t = float(scipy.special.stdtrit(blocks - 2, 1 - SPREAD_LEVEL / 2))
     wide = 1 + 2 * (1 - min(shared**2, 1.0)) * t**2 / (blocks - 2)
     factor = (wide + (wide**2 - 1) ** 0.5) ** 0.5
     ratio = first / second

@@ -11,7 +11,6 @@ CONTENT_TYPE_OF_SUFFIX: Mapping[str, str] = {
     ".yaml": "application/yaml",
     ".yml": "application/yaml",
     ".json": "application/json",
-    ".toml": "application/toml",
 }
 """Content type of a spec file by its suffix."""
 

@@ -1,4 +1,4 @@
-"""Gates and recipes as `GET /v1/gates`, the command line and the documentation list them."""
+"""Gates and recipes as the command line and the documentation list them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from ablate.model.counts import active_parameters, num_parameters
 
 
 class GatePublic(BaseModel):
-    """One gate as `GET /v1/gates` and the documentation show it."""
+    """One gate."""
 
     model_config = ConfigDict(frozen=True)
 

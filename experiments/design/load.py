@@ -1,13 +1,12 @@
-"""Load a spec from bytes: JSON, YAML or TOML, within the limits that a public endpoint needs.
+"""Load a spec from bytes: JSON or YAML, within the limits that a public endpoint needs.
 
-All three give the same plain values: mappings with text keys, lists, text, numbers, booleans. Constructs that only one
+Both give the same plain values: mappings with text keys, lists, text, numbers, booleans. Constructs that only one
 format has (anchors, tags, dates, NaN, duplicate keys) are rejected.
 """
 
 import json
 import math
 import re
-import tomllib
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,15 +36,6 @@ MAX_SPEC_BYTES = 262_144
 MAX_VALUES = 4_096
 """Keys and entries of all mappings and lists together; the largest valid spec has about half as many."""
 _MAX_BITS = int(MAX_DIGITS * math.log2(10))
-
-_TOML_TEXT = re.compile(
-    "|".join(
-        (r'"{3}(?:\\.?|[^\\])*?(?:"{3}|\Z)', r"'{3}.*?(?:'{3}|\Z)", r'"(?:\\.?|[^"\\\n])*"?', r"'[^'\n]*'?", "#.*?$")
-    ),
-    re.DOTALL | re.MULTILINE,
-)
-"""A string or comment of TOML. One without an end matches too, so that each character is read once."""
-_TOML_DEEP_KEY = re.compile(rf"(?<![\w-])[\w-]++(?:[ \t]*+\.[ \t]*+[\w-]++){{{MAX_DEPTH}}}")
 
 
 def _names_a_package(values: Mapping[str, Any]) -> bool:
@@ -129,8 +119,8 @@ def _check_size(values: Any) -> None:
 
 
 def _check_numbers(value: Any, path: Place) -> None:
-    """Reject infinity and NaN, which TOML has, and numbers too large for a float or for a message."""
-    if isinstance(value, int) and value.bit_length() > _MAX_BITS:  # hexadecimal TOML has no limit of its own
+    """Reject numbers too large for a float or for a message."""
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise too_many_digits(at=path)
     if isinstance(value, float) and not math.isfinite(value):
         raise refusal(f"the number is {value}, or too large; allowed: finite numbers", at=path)
@@ -161,17 +151,6 @@ def _load_json(text: str) -> Any:
         raise too_many_digits() from error
 
 
-def _load_toml(text: str) -> Any:
-    if _TOML_DEEP_KEY.search(_TOML_TEXT.sub("s", text)):  # the parser's time grows with the square of a key's parts
-        raise too_deep()
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise refusal(f"the spec is not TOML: {error}") from error
-    except ValueError as error:
-        raise too_many_digits() from error
-
-
 def _load_yaml(text: str) -> Any:
     from ablate.experiments.design.spec_yaml import (
         load_yaml,  # lazy: a yaml.py beside a user's script hides the library
@@ -183,9 +162,6 @@ def _load_yaml(text: str) -> Any:
 _LOADERS: Mapping[str, Callable[[str], Any]] = {
     "application/json": _load_json,
     "application/yaml": _load_yaml,
-    "application/x-yaml": _load_yaml,
-    "text/yaml": _load_yaml,
-    "application/toml": _load_toml,
 }
 
 CONTENT_TYPES: tuple[str, ...] = tuple(_LOADERS)

@@ -171,10 +171,8 @@ def detectable_per_sd(blocks: int, *, level: float = FIRST_SHARE * ALPHA, power:
     return _smallest(_reach(blocks, level), power) / math.sqrt(blocks)
 
 
-def adopted_from(
-    blocks: int, sd: float, *, margin: float, threshold: float, level: float, power: float = POWER
-) -> float:
-    """Return the smallest true gain that the rule adopts with `power`, in the unit of `sd`.
+def adopted_from(blocks: int, sd: float, *, margin: float, threshold: float, level: float) -> float:
+    """Return the smallest true gain that the rule adopts with POWER, in the unit of `sd`.
 
     The estimate must reach `threshold`, and the interval of two-sided `level` must lie beyond `margin`. `sd` is that of
     d, times the factor of dependent blocks.

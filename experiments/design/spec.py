@@ -1,4 +1,4 @@
-"""AblationSpec, the model of a submitted spec: YAML, JSON and TOML load into it, and unknown keys are errors.
+"""AblationSpec, the model of a submitted spec: YAML and JSON load into it, and unknown keys are errors.
 
 It checks single values. The plan checks values together: a gate that a node class lacks, a variant equal to the
 baseline. A change of a Field's description also changes the published JSON Schema.
@@ -440,7 +440,7 @@ class AblationSpec(SpecPart):
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the canonical JSON of the spec; equal for equal YAML, JSON and TOML."""
+        """Digest of the canonical JSON of the spec; equal for equal YAML and JSON."""
         return digest(self.model_dump(mode="json"))
 
 

@@ -81,7 +81,6 @@ def _requirement_schema(schema: dict[str, Any]) -> None:
     """Publish that a requirement has exactly one bound, and the metrics that take each."""
     without_null(schema, "max_delta", "max_value", "rule", "not_worse_by")
     schema["properties"]["rule"] = {"const": "identical", "description": schema["properties"]["rule"]["description"]}
-    schema["properties"].pop("tolerance")
     without_null(schema, "target")
     ours, loss = ({"properties": {"metric": {"enum": [*names]}}} for names in (BUDGETED_METRICS, LOSS_METRICS))
     free = [name for name in PROVED_METRICS if name not in TARGET_METRICS]
@@ -260,7 +259,6 @@ class Requirement(SpecPart):
     )
     max_value: float | None = Field(default=None, gt=0, le=1e9, description="Absolute budget, in the metric's unit.")
     rule: Literal["identical"] | None = Field(default=None, description="For losses: identical, bit for bit.")
-    tolerance: float = Field(default=1e-3, ge=0, le=100, description="Of earlier specs; without use.")
     not_worse_by: Bound | None = Field(
         default=None,
         exclude_if=lambda value: value is None,

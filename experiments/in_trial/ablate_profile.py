@@ -5,7 +5,7 @@ The module `ablate` imports this one in trials only. It needs the standard libra
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Optional
 
 _MOST_KERNELS = 400
@@ -16,6 +16,8 @@ _ROWS_OF_MESSAGE, _KERNELS_OF_MESSAGE = 500, 60
 """Most rows in one message, which keeps it far below the kernel's limit of a datagram."""
 _MOST_EVENTS, _MOST_TRACKS, _MOST_MOMENTS, _LONGEST_NAME = 4000, 64, 400, 120
 """Limits of a step over time, as in ablate.model.measurements.StepTrace."""
+LAUNCH = ("registers", "shared_bytes", "block", "grid")
+"""Facts of one launch of a kernel."""
 _PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 """Operators that multiply matrices, and the place of the left one among their arguments."""
 _HALVES = ("c10::BFloat16", "c10::Half")
@@ -93,34 +95,38 @@ def kernel_facts(profile: Any, names: Collection[str], gpu: Callable[[int], Any]
             us = math.fsum(part[0] for part in parts[operator])
             for key, value in (("product_flops", flops), ("product_bytes", num_bytes), ("product_us", us)):
                 facts[longest][key] = round(facts[longest].get(key, 0) + value, 3)
-    return {name: known for name, known in facts.items() if known}
+    return {name: values for name, values in facts.items() if values}
 
 
 def _launches(calls: list[tuple[float, tuple[Any, ...], Optional[float]]]) -> dict[str, Any]:
     """Return the launch with the most time, the number of different ones, and the mean occupancy over the time."""
-    us_of_launch: dict[tuple[Any, ...], float] = {}
-    for us, launch, _occupancy_of_call in calls:
-        us_of_launch[launch] = us_of_launch.get(launch, 0.0) + us
-    longest = max(us_of_launch, key=lambda launch: us_of_launch[launch])
-    registers, shared, block, grid = longest
-    known = {"registers": registers, "shared_bytes": shared, "block": block, "grid": grid}
+    longest, launches = longest_launch((us, launch) for us, launch, _occupancy_of_call in calls)
+    facts = dict(zip(LAUNCH, longest))  # noqa: B905 - Python 3.9 has no strict
     if any(value is not None for value in longest):
-        known["launches"] = len(us_of_launch)
+        facts["launches"] = launches
     if all(occupancy is not None for _us_of_call, _launch_of_call, occupancy in calls):
         weighted = math.fsum(us * (occupancy or 0.0) for us, _launch_of_call, occupancy in calls)
-        known["occupancy"] = round(weighted / math.fsum(call[0] for call in calls), 4)
-    return {key: value for key, value in known.items() if value is not None}
+        facts["occupancy"] = round(weighted / math.fsum(call[0] for call in calls), 4)
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def longest_launch(spent: Iterable[tuple[float, tuple[Any, ...]]]) -> tuple[tuple[Any, ...], int]:
+    """Return the launch with the most time of calls with their microseconds, and the number of different launches."""
+    us_of_launch: dict[tuple[Any, ...], float] = {}
+    for us, launch in spent:
+        us_of_launch[launch] = us_of_launch.get(launch, 0.0) + us
+    return max(us_of_launch, key=lambda launch: us_of_launch[launch]), len(us_of_launch)
 
 
 def _launch(event: Any, gpu: Callable[[int], Any]) -> tuple[tuple[Any, ...], Optional[float]]:
     """Return registers per thread, shared memory, block and grid of a kernel's call, and its occupancy."""
     try:
-        known = json.loads(f"{{{event.metadata_json()}}}")
+        metadata = json.loads(f"{{{event.metadata_json()}}}")
     except (AttributeError, ValueError):
-        known = {}
-    registers, shared = (_whole(known.get(key)) for key in ("registers per thread", "shared memory"))
-    block, grid = (_sizes(known.get(key)) for key in ("block", "grid"))
-    estimate = known.get("est. achieved occupancy %")
+        metadata = {}
+    registers, shared = (_whole(metadata.get(key)) for key in ("registers per thread", "shared memory"))
+    block, grid = (_sizes(metadata.get(key)) for key in ("block", "grid"))
+    estimate = metadata.get("est. achieved occupancy %")
     if registers is None or shared is None or block is None or grid is None:
         occupancy = None
     elif shared > _ESTIMATED_BYTES:

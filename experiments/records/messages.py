@@ -8,7 +8,6 @@ from pydantic import BaseModel, Field, StrictBool
 
 from ablate.experiments.documents import Frozen, Number, Whole
 from ablate.experiments.ids import NODE_NAME
-from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.signing import PublicKey
 from ablate.model.measurements import OmitNone
 
@@ -153,21 +152,13 @@ class Heartbeat(Frozen):
 
 
 class HeartbeatReply(Frozen):
-    """Lease extended; `cancel` asks the worker to stop the trial and release the block."""
+    """Lease extended; `cancel` asks the worker to stop the trial and give the block back."""
 
     lease_s: float
     cancel: bool
 
 
-class Release(Frozen):
-    """`POST /v1/attempts/{id}:release`: return the block without a result."""
-
-    token: FencingToken
-    failure_class: FailureClass
-    message: str
-
-
 class AttemptEnded(BaseModel):
-    """The part of the service's answer to a report or a release that a worker reads."""
+    """The part of the service's answer to a report that a worker reads."""
 
     attempt_id: str

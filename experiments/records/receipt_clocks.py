@@ -46,13 +46,10 @@ def start_problems(receipt: Receipt) -> Iterator[str]:
 
 def _step_problems(receipt: Receipt) -> Iterator[str]:
     """Find a step whose seconds do not fit its start and end, or that overlaps the step before."""
-    with_start = [step.began_s is not None for step in receipt.steps]
-    if any(with_start) != all(with_start):
-        yield f"{sum(with_start)} of {len(with_start)} steps say when they began"
     before = receipt.compile_s
     for step in receipt.steps:
-        since = step.ended_s - max(before, _began(step))
-        if abs(step.ended_s - _began(step) - step.seconds) > ROUNDING_S or since < step.seconds - ROUNDING_S:
+        since = step.ended_s - max(before, step.began_s)
+        if abs(step.ended_s - step.began_s - step.seconds) > ROUNDING_S or since < step.seconds - ROUNDING_S:
             yield f"step {step.index} took {step.seconds:.6g} s; the clock gives it {since:.6g} s"
             return
         before = step.ended_s
@@ -64,13 +61,9 @@ def _validation_problems(receipt: Receipt) -> Iterator[str]:
     for one in receipt.validations or ():
         before, after = by_index.get(one.step), by_index.get(one.step + 1)
         begun = before is not None and before.ended_s - ROUNDING_S <= one.began_s < one.ended_s
-        if not begun or (after is not None and one.ended_s > _began(after) + ROUNDING_S):
+        if not begun or (after is not None and one.ended_s > after.began_s + ROUNDING_S):
             yield f"the validation after step {one.step} does not lie between that step and the next one"
             return
-
-
-def _began(step: Step) -> float:
-    return step.ended_s - step.seconds if step.began_s is None else step.began_s
 
 
 def slices_of(receipt: Receipt, steps: StepsConfig) -> list[tuple[Step, ...]]:
@@ -86,7 +79,7 @@ def _warmup_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
     if len(receipt.steps) < 2:
         return
     first, second = receipt.steps[:2]
-    load = _began(second) - first.ended_s
+    load = second.began_s - first.ended_s
     if load < steps.warmup_s - ROUNDING_S:
         yield f"{load:.3g} s pass between step 0 and step 1; the configuration requests {steps.warmup_s:g} s of load"
     if steps.warmup_s and not receipt.warmup_passes:
@@ -170,7 +163,7 @@ def _start_up(receipt: Receipt, steps: StepsConfig) -> _Span:
 def _slices(receipt: Receipt, steps: StepsConfig) -> list[_Span]:
     parts = slices_of(receipt, steps)
     return [
-        _span(receipt, f"slice {number} of {len(parts)}", _began(part[0]), part[-1].ended_s)
+        _span(receipt, f"slice {number} of {len(parts)}", part[0].began_s, part[-1].ended_s)
         for number, part in enumerate(parts, start=1)
     ]
 

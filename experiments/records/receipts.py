@@ -21,8 +21,7 @@ from ablate.experiments.records.program_report import KernelRows, ProgramReport
 from ablate.model.measurements import Measurements, Metric, OmitNone, Step, Validation
 
 SCHEMA_VERSION = 4
-"""2: untrimmed window, clock of every step, warm-up passes, peak of the device, load of other processes.
-3: as 2, but `gates` follow one set of rules; under 2 the rules changed (`receipt_check.EARLIER_GATES`)."""
+"""Versions 1 to 3 are of release 0.1 (`earlier_release`)."""
 
 
 class Digests(Frozen):
@@ -36,7 +35,7 @@ class Digests(Frozen):
     data: str
     """Of tokenizer, packed rows and split."""
     validation: OmitNone[str] = None
-    """Of tokenizer and validation rows; None for commands and in receipts of earlier code."""
+    """Of tokenizer and validation rows; None for commands."""
 
 
 class Ids(Frozen):

@@ -224,7 +224,7 @@ class _Edits:
 
 
 def _with_digests(content: bytes, content_type: str, values: dict[str, Any], edits: _Edits) -> tuple[bytes, str]:
-    """Return the spec's text with archives, data and labels: YAML keeps its comments, TOML becomes JSON."""
+    """Return the spec's text with archives, data and labels: YAML keeps its comments."""
     wanted, digests, labels = deepcopy(values), edits.digests, edits.labels
     if edits.data is not None:
         wanted["workload"]["data"] = edits.data
@@ -237,7 +237,7 @@ def _with_digests(content: bytes, content_type: str, values: dict[str, Any], edi
             at = at[name]
         at[place[-1]] = {ARCHIVE: digest}
     if "yaml" not in content_type:
-        return json.dumps(wanted).encode(), "application/json"
+        return json.dumps(wanted).encode(), content_type
     from ablate.experiments.design.spec_yaml import (
         edited,
         labelled,

@@ -101,7 +101,7 @@ def _compilations(receipt: Receipt) -> Iterator[str]:
 
 
 def _split_steps(receipt: Receipt) -> Iterator[str]:
-    """Find timed steps that were not one graph on the device. Receipts of earlier code do not report it."""
+    """Find timed steps that were not one graph on the device."""
     timed = [step for step in receipt.steps if step.phase == "timed"]
     split = next((step for step in timed if step.graphs not in (None, 1)), None)
     if split is not None:

@@ -103,24 +103,22 @@ def kernels_csv(changes: Iterable[KernelChange]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     rows = [(change, _facts_of(change)) for change in changes]
-    known = [
+    columns = [
         name for name in KernelFacts.model_fields if any(name in facts for _change, both in rows for facts in both)
     ]
-    writer.writerow([*_HEADINGS, *(heading for name in known for heading in (name, f"{name}_baseline"))])
+    writer.writerow([*_HEADINGS, *(heading for name in columns for heading in (name, f"{name}_baseline"))])
     for change, both in rows:
         uses = (change.variant, change.baseline)
         calls, spent = ([getattr(use, name) if use else "" for use in uses] for name in ("calls", "us"))
-        facts = (facts.get(name, "") for name in known for facts in both)
+        facts = (facts.get(name, "") for name in columns for facts in both)
         writer.writerow([visible(change.name), change.kind, *calls, *spent, round(change.change_us, 3), *facts])
     return text.getvalue()
 
 
 def _facts_of(change: KernelChange) -> list[dict[str, object]]:
     """Return what is known of a kernel in the variant and in the baseline, sizes as in 128x1x1."""
-    facts = (use.facts if use else None for use in (change.variant, change.baseline))
+    uses = (change.variant, change.baseline)
     return [
-        {name: "x".join(map(str, value)) if isinstance(value, tuple) else value for name, value in one.known}
-        if one
-        else {}
-        for one in facts
+        {name: "x".join(map(str, value)) if isinstance(value, tuple) else value for name, value in facts.items()}
+        for facts in (use.facts.model_dump() if use and use.facts else {} for use in uses)
     ]

@@ -208,7 +208,7 @@ def _result(verdict: Verdict, variant: VariantVerdict) -> str:
         return f"It {WITHOUT_STATISTICS.get(variant.verdict, 'has no numbers')}."
     if variant.cause is not None:
         return f"Not decided: {_undecided(verdict, variant, variant.primary, margin)}."
-    proof = _proof(variant.verdict, variant, variant.primary, margin)
+    proof = _proof(variant.verdict, variant.primary, margin)
     return f"{wording.capitalised('; '.join((proof, *_limits(variant, variant.primary))))}."
 
 
@@ -222,7 +222,7 @@ def _limits(variant: VariantVerdict, comparison: Comparison) -> Iterator[str]:
         yield f"all of this is {variant.nodes.in_words()} only"
 
 
-def _proof(word: VerdictWord, variant: VariantVerdict, comparison: Comparison, margin: str) -> str:
+def _proof(word: VerdictWord, comparison: Comparison, margin: str) -> str:
     """Return the numbers that support a verdict, or a difference that may be within the margin."""
     if word is VerdictWord.SAME:
         change = f"the change is {wording.percent(comparison.delta_pct)} {_interval(comparison)}"
@@ -252,7 +252,7 @@ def _interval(comparison: Comparison) -> str:
 def _undecided(verdict: Verdict, variant: VariantVerdict, comparison: Comparison, margin: str) -> str:
     """Say why a variant with all its numbers is undecided."""
     if variant.cause in (Cause.ABOVE_ZERO, Cause.BELOW_ZERO):
-        return _proof(variant.measured, variant, comparison, margin)
+        return _proof(variant.measured, comparison, margin)
     if variant.cause is Cause.NOT_PROVED:
         change = f"{wording.metric(comparison.metric)} changed by {wording.percent(comparison.delta_pct)}"
         proof = f"which proves neither a difference nor sameness within the margin of {margin}"
@@ -271,7 +271,7 @@ def _undecided(verdict: Verdict, variant: VariantVerdict, comparison: Comparison
         Cause.COARSE: "the metric comes in steps above the margin, so no sameness within it can show",
         Cause.REPEATED_SEEDS: "numbers are the same with several seeds, so their blocks repeat one run",
     }
-    proof = _proof(variant.measured, variant, comparison, margin)
+    proof = _proof(variant.measured, comparison, margin)
     return f"{reasons[variant.cause]}. The samples say '{variant.measured}': {proof}"
 
 

@@ -69,7 +69,7 @@ def landlock_version() -> int:
     return max(0, version)
 
 
-def drop_rights(rules: Mapping[Path, FileRight], *, version: int | None = None, alone: bool = True) -> None:
+def drop_rights(rules: Mapping[Path, FileRight], *, alone: bool = True) -> None:
     """Allow this process and its later children only `rules` on files; a path that does not exist is left out.
 
     A rule on a folder is a rule on all below it. The processes may neither trace nor inspect one outside, nor mount.
@@ -79,7 +79,7 @@ def drop_rights(rules: Mapping[Path, FileRight], *, version: int | None = None, 
         IsolationFailed: this kernel has no Landlock, or refuses a step.
 
     """
-    version = landlock_version() if version is None else version
+    version = landlock_version()
     if not version:
         raise IsolationFailed("this kernel has no Landlock")
     supported = ~FileRight(0)

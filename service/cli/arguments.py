@@ -36,7 +36,7 @@ SpecArgument = Annotated[
     str,
     typer.Argument(
         metavar="SPEC",
-        help="A spec file (YAML, JSON, TOML), - for standard input, or a catalog name.",
+        help="A spec file (YAML, JSON), - for standard input, or a catalog name.",
         autocompletion=completion.catalog,
     ),
 ]

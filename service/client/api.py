@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ablate.experiments.analysis.noise.history_series import HistorySeries
-    from ablate.experiments.design.listings import GatePublic, RecipePublic
     from ablate.experiments.system.http_clients import HomeStack
     from ablate.service.client.ablations import Ablations, StillRunning, Trials
     from ablate.service.client.access import Keys, NodeKeys, NodeStates, Notifications, Tokens
@@ -120,20 +119,6 @@ class Client:
         from ablate.service.client.access import NodeStates
 
         return NodeStates(self._connection)
-
-    def gates(self) -> "list[GatePublic]":
-        """Return every gate."""
-        from ablate.experiments.design.listings import GatePublic
-        from ablate.service.client.connection import parsed
-
-        return parsed(list[GatePublic], self._connection.call("GET", "/v1/gates"))
-
-    def recipes(self) -> "list[RecipePublic]":
-        """Return every recipe that the service has."""
-        from ablate.experiments.design.listings import RecipePublic
-        from ablate.service.client.connection import parsed
-
-        return parsed(list[RecipePublic], self._connection.call("GET", "/v1/recipes"))
 
     def history(
         self, recipe: str, *, metric: str = "tokens_per_s", node_class: str | None = None

@@ -23,7 +23,7 @@ TAGS = [
     {"name": "ablations", "description": "Watch, list and cancel ablations; read specs, verdicts and reports."},
     {"name": "sessions", "description": "Many proposals, one after another, under one error budget."},
     {"name": "trials", "description": "Receipts and logs."},
-    {"name": "catalogue", "description": "Gates, recipes and the schema of a spec."},
+    {"name": "catalogue", "description": "The schema of a spec."},
     {"name": "calibrations", "description": "The measured noise of nodes."},
     {"name": "nodes", "description": "The machines that run trials, and their keys."},
     {"name": "tokens", "description": "Tokens of people, quotas, identities and sign-in links."},

@@ -1,12 +1,12 @@
-"""Routes for workers: claim a block, renew its lease, report it or release it."""
+"""Routes for workers: claim a block, renew its lease, report it."""
 
 from http import HTTPStatus
 
 from fastapi import APIRouter, Depends, Response
 
-from ablate.experiments.outcomes import AttemptState, BlockState, FailureClass
+from ablate.experiments.outcomes import BlockState, FailureClass
 from ablate.experiments.records.identity import BlockReport, ClaimedBlock
-from ablate.experiments.records.messages import ClaimRequest, Heartbeat, HeartbeatReply, ProbeOrder, Release
+from ablate.experiments.records.messages import ClaimRequest, Heartbeat, HeartbeatReply, ProbeOrder
 from ablate.service.errors import StaleToken
 from ablate.service.http.deps import AttemptId, Services, ServicesDep, Worker, WorkerRoute, json_only
 from ablate.service.http.responses import secured
@@ -83,7 +83,7 @@ def heartbeat(attempt_id: AttemptId, beat: Heartbeat, services: ServicesDep, pri
     responses=secured(404, 409, 413, 415, 422),
 )
 def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesDep, principal: Worker) -> AttemptClosed:
-    """Store the receipts of a whole block, or why it broke. Repeating a report changes nothing."""
+    """Store the receipts of a whole block, or why it has none. Repeating a report changes nothing."""
     digest = report_digest(report)
     with services.store.read() as connection:
         nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
@@ -114,24 +114,6 @@ def _store_report(attempt_id: str, report: BlockReport, services: Services, dige
         keys.store_signature(connection, attempt_id, signature)
     if report.failure_class is not None:
         _judge_node(services, locked.attempt.node_id, report.failure_class)
-    services.wakes.notify()
-    return AttemptClosed(attempt_id=attempt_id, block_id=locked.block.id, block_state=state)
-
-
-@router.post(
-    "/attempts/{attempt_id}:release",
-    operation_id="releaseBlock",
-    summary="Release a block without a result",
-    responses=secured(404, 409, 413, 415, 422),
-)
-def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep, principal: Worker) -> AttemptClosed:
-    """End the attempt; the block waits for another worker, or ends if its attempts are used up."""
-    why = attempts.AttemptFailure(failure_class=release.failure_class, message=release.message)
-    with services.store.write() as connection:
-        node_id = nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
-        locked = attempts.lock_attempt(connection, attempt_id, release.token)
-        state = attempts.end_without_result(connection, locked, AttemptState.RELEASED, why, actor=node_id)
-    _judge_node(services, node_id, release.failure_class)
     services.wakes.notify()
     return AttemptClosed(attempt_id=attempt_id, block_id=locked.block.id, block_state=state)
 

@@ -1,4 +1,4 @@
-"""Routes about the gates, the recipes and the schema of a spec."""
+"""The route of the schema of a spec."""
 
 import json
 from functools import lru_cache
@@ -6,24 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from ablate.experiments.design.listings import GatePublic, RecipePublic, public_gates, public_recipes
 from ablate.experiments.design.spec import ablation_json_schema
-from ablate.service.http.deps import Reader
-from ablate.service.http.responses import problems, secured
+from ablate.service.http.responses import problems
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
-
-
-@router.get("/gates", operation_id="listGates", summary="List every gate", responses=secured())
-def list_gates(principal: Reader) -> list[GatePublic]:
-    """Return every gate with its values and the node classes that can run them."""
-    return public_gates()
-
-
-@router.get("/recipes", operation_id="listRecipes", summary="List every recipe", responses=secured())
-def list_recipes(principal: Reader) -> list[RecipePublic]:
-    """Return every recipe with its gates and the values that a spec may override, those of packages last."""
-    return public_recipes()
 
 
 @router.get(

@@ -61,9 +61,7 @@ SPEC_BODY: dict[str, Any] = {
         "content": {
             kind: {"schema": _SPEC, "example": JSON_EXAMPLE if kind == "application/json" else YAML_EXAMPLE}
             for kind in CONTENT_TYPES
-            if kind != "application/toml"
-        }
-        | {"application/toml": {"schema": {"type": "string"}}},
+        },
     }
 }
 HEADERS = {

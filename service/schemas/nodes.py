@@ -29,7 +29,7 @@ class CalibrationList(Public):
 
 
 class AttemptClosed(Public):
-    """The answer to a report or a release."""
+    """The answer to a report."""
 
     attempt_id: str
     block_id: str

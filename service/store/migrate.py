@@ -55,15 +55,9 @@ def check_revision(current: str | None) -> None:
     revisions = known_revisions()
     if current is None or current in revisions:
         return
-    if current < revisions[0]:
-        raise ConfigurationError(
-            f"the database is at revision {current!r}: release 0.1 wrote it, and this version upgrades only from "
-            f"{revisions[0]!r} on. Keep release 0.1 for it; or save what you need with that release (ablate receipts "
-            "get, ablate verdict --json) and start this version with an empty database"
-        )
     raise ConfigurationError(
         f"the database is at revision {current!r}, which this version does not know (its newest is {revisions[-1]!r}): "
-        "a newer version has migrated it. Run that version, or restore the backup from before the upgrade"
+        "another version has migrated it. Run that version, or restore the backup from before the upgrade"
     )
 
 

@@ -278,7 +278,7 @@ def _refusals(url: str, planted: dict[str, str]) -> list[str]:
     """What the service says to requests that are wrong and carry secrets."""
     bearer = {"Authorization": f"Bearer {planted['admin']}"}
     asked = [
-        httpx.get(f"{url}/v1/gates", headers={"Authorization": f"Bearer {planted['admin']}x"}, trust_env=False),
+        httpx.get(f"{url}/v1/identity", headers={"Authorization": f"Bearer {planted['admin']}x"}, trust_env=False),
         httpx.post(f"{url}/v1/ablations", headers=bearer, content=b"{", trust_env=False),
         httpx.post(f"{url}/v1/blocks:claim", headers=bearer, json={"node_id": "x"}, trust_env=False),
         httpx.get(f"{url}/nowhere", headers=bearer, trust_env=False),

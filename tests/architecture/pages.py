@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from ablate.experiments.design.listings import public_gates
 from ablate.experiments.outcomes import ExitCode
-from ablate.service.cli.commands.catalog import gates
 from ablate.service.lifecycle import MOVES, STATE_EVENTS
 from tests.architecture import cheats_table
+from tests.architecture.gates_page import gates_page
 from tests.architecture.recipes_page import recipes_page
 from tests.architecture.spec_page import spec_page
 
@@ -95,7 +94,7 @@ def _between(page: str, start: str, text: str, end: str) -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "docs/gates.md": lambda: gates.gates_page(public_gates()),
+    "docs/gates.md": gates_page,
     "docs/settings.md": settings_page,
     "docs/errors.md": errors_page,
     "docs/ci.md": exit_codes,

@@ -20,7 +20,7 @@ _HEAD = """\
 
 This page lists the keys of a spec. `make docs` generates it from the code.
 
-A spec is one file of YAML, JSON or TOML with the same keys in all three formats. An unknown key is an error, and the
+A spec is one file of YAML or JSON with the same keys in both. An unknown key is an error, and the
 message suggests the nearest key. Percentages are text with a percent sign (`0.5%`), durations text with a unit (`90s`,
 `20m`, `1h`).
 

@@ -147,11 +147,11 @@ def test_a_block_letter_is_a_module_and_an_entry() -> None:
 FAILURE = '\n    MELTED = "melted", FailureRule(2, (3.0,), final_when=FinalWhen.ARM, outcome=Outcome.INVALID)\n'
 WITH_THE_FAILURE = """
 from ablate.experiments.outcomes import FailureClass, Outcome
-from ablate.experiments.records.messages import Release
+from ablate.experiments.records.identity import BlockReport
 from ablate.experiments.retries import Break, final_failures, may_retry, retry_wait_s
 from tests.golden.freeze_openapi import document
 
-melted = Release.model_validate({"token": "-" * 22, "failure_class": "melted", "message": "m"}).failure_class
+melted = BlockReport.model_validate({"token": "-" * 22, "failure_class": "melted", "message": "m"}).failure_class
 once = [Break(0, melted, "a")]
 assert may_retry(once, once[-1]) and retry_wait_s(once, once[-1]) == 3.0
 assert melted not in final_failures((), 0, "a") and melted in final_failures(once, 1, "a")

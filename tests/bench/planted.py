@@ -63,7 +63,6 @@ def ran(folder: Path, *, blocks: int, share: float = 0.0, seed: int, busy: bool)
                 blocks="",
                 node_name="",
                 key=None,
-                resume=True,
                 rehearse=False,
                 tar=False,
                 as_json=False,

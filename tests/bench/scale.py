@@ -28,7 +28,7 @@ import psutil
 from ablate.service.http.openapi import JSON_EXAMPLE
 from ablate.service.store.session import Store
 from ablate.service.web.sessions import COOKIE
-from tests.api_stack import ADMIN, WORKER, Api, database_url, nobody_url
+from tests.api_stack import ADMIN, WORKER, Api, database_url, nobody_url, signed
 from tests.bench.plain_client import PlainClient
 from tests.bench.processes import say, server
 from tests.bench.streams import Streams
@@ -168,7 +168,7 @@ def work(api: Api, times: Times, node: str, until: float) -> None:
                 times.ask(client, "heartbeat", "POST", f"{path}:heartbeat", headers, token)
             times.spans[block["block_id"]].append((began, time.monotonic()))
             body = {**token, "failure_class": "preempted", "message": "the bench goes on"}
-            times.ask(client, "release", "POST", f"{path}:release", headers, body)
+            times.ask(client, "report", "POST", f"{path}:report", headers, signed(block, body))
 
 
 def submit(api: Api, times: Times, until: float, large_share: float = 0.0) -> None:

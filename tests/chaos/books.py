@@ -33,7 +33,7 @@ class Call:
     """A call of a client."""
 
     verb: str
-    """claim, heartbeat, report or release of a worker; cancel or priority of people."""
+    """claim, heartbeat or report of a worker; cancel or priority of people."""
     subject: str
     """Id of the attempt, or of the ablation."""
     status: int

@@ -26,7 +26,7 @@ OVER: dict[str, set[str]] = {
     "ablation": {"completed", "failed", "cancelled"},
     "block": {"done", "failed", "cancelled"},
     "trial": {"done", "failed", "cancelled"},
-    "attempt": {"done", "broken", "released", "expired"},
+    "attempt": {"done", "broken", "expired"},
 }
 """States with no work left."""
 
@@ -45,7 +45,7 @@ MOVES: dict[str, dict[str, set[str]]] = {
         "queued": {"running", "done", "cancelled", "failed"},
         "running": {"queued", "done", "cancelled", "failed"},
     },
-    "attempt": {"running": {"done", "broken", "released", "expired"}, "expired": {"done"}},
+    "attempt": {"running": {"done", "broken", "expired"}, "expired": {"done"}},
 }
 """An expired attempt becomes done if its result comes before another attempt claims the block."""
 
@@ -281,7 +281,7 @@ def _attempts_fit(row: Row, verdict: Row, books: Books) -> Iterator[str]:
     broken = Counter(
         (index[attempt["block_id"]], attempt["number"], attempt["failure_class"])
         for attempt in books.tables["attempts"]
-        if attempt["block_id"] in index and attempt["state"] in ("broken", "released", "expired")
+        if attempt["block_id"] in index and attempt["state"] in ("broken", "expired")
     )
     named = Counter((a["block_index"], a["number"], a["failure_class"]) for a in verdict["circumstances"]["attempts"])
     if named != broken:

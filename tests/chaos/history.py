@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.chaos.books import Books, Call, Row
 
-VERBS = ("claim", "heartbeat", "report", "release")
+VERBS = ("claim", "heartbeat", "report")
 """Calls of workers."""
 
 
@@ -70,14 +70,14 @@ def answered_is_visible(books: Books) -> Iterator[str]:
             call.answer["block_id"],
         ):
             yield f"{where} with {call.answer['token']} and {call.answer['block_id']}, stored is {attempt['block_id']}"
-        elif call.verb in ("report", "release") and attempt["state"] != _led_to(call):
+        elif call.verb == "report" and attempt["state"] != _led_to(call):
             yield f"{where}; it led to {_led_to(call)}, and the attempt is {attempt['state']}"
         elif not stored[call.subject] >= set(call.sent["digests"]):
             yield f"{where}, and receipts of it are not stored"
 
 
 def _led_to(call: Call) -> str:
-    return "released" if call.verb == "release" else "broken" if call.sent.get("failure_class") else "done"
+    return "broken" if call.sent.get("failure_class") else "done"
 
 
 def sent_logs_are_stored(books: Books) -> Iterator[str]:
@@ -100,10 +100,10 @@ def refused_changed_nothing(books: Books) -> Iterator[str]:
         return
     statuses: dict[tuple[str, str], list[int]] = defaultdict(list)
     for call in books.calls:
-        if call.verb in ("report", "release"):
+        if call.verb == "report":
             statuses[call.subject, _led_to(call)].append(call.status)
     for row in books.tables["attempts"]:
-        if row["state"] in ("done", "broken", "released"):
+        if row["state"] in ("done", "broken"):
             answers = statuses[row["id"], row["state"]]
             if not answers:
                 yield f"attempt {row['id']} is {row['state']}, and nobody sent that"

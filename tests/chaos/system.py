@@ -162,7 +162,6 @@ class System:
             "ABLATE_WORKER_TOKEN": self._node_key(name),
             "ABLATE_NODE_NAME": name,
             "ABLATE_NODE_CLASS": "cpu",
-            "ABLATE_POLL_S": "1",
             "ABLATE_QUIET_S": "0",
             "ABLATE_GRACE_S": "0.5",
             "ABLATE_DRAIN_S": "20",

@@ -203,8 +203,6 @@ def _plain(path: str) -> Callable[[World], Ask]:
 
 TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "getIdentity": (EVERYBODY, 200, _plain("/v1/identity")),
-    "listGates": (READ, 200, _plain("/v1/gates")),
-    "listRecipes": (READ, 200, _plain("/v1/recipes")),
     "listNodes": (READ, 200, _plain("/v1/nodes")),
     "listWaiting": (READ, 200, _plain("/v1/waiting")),
     "listKeys": (READ, 200, _plain("/v1/keys")),
@@ -270,7 +268,6 @@ TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "claimBlock": (NODE_A, 200, _claim),
     "heartbeat": (NODE_A, 200, _of_attempt("heartbeat")),
     "reportBlock": (NODE_A, 200, _of_attempt("report", failure_class="infra_node", message="x")),
-    "releaseBlock": (NODE_A, 200, _of_attempt("release", failure_class="preempted", message="x")),
 }
 """By operation: who may, what the good answer is, and a request. Everybody else gets 401 or 403."""
 OPEN = {"getHealth", "getReadiness", "getMetrics", "getVersion", "getSpecSchema"}
@@ -307,8 +304,7 @@ def test_only_those_of_the_table_may(world: World, operation: str) -> None:
 
 def test_foreign_attempts_ablations_and_nodes_are_refused_by_name(world: World) -> None:
     block = world.attempt()
-    body = {"token": block["token"], "failure_class": "preempted", "message": "x"}
-    ask = Ask("POST", f"/v1/attempts/{block['attempt_id']}:release", body)
+    ask = Ask("POST", f"/v1/attempts/{block['attempt_id']}:heartbeat", {"token": block["token"]})
     detail = send(world, ask, "node-b").json()["detail"]
     assert all(word in detail for word in (block["attempt_id"], "'node-a'", "'node-b'"))
     detail = send(world, REGISTERED, "node-b").json()["detail"]

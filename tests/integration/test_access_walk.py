@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from tests.api_stack import ADMIN, SIGNER, Api, api_fixture, bearer
+from tests.api_stack import ADMIN, SIGNER, Api, api_fixture, bearer, signed
 from tests.factories import spec_values
 
 STEPS = 150
@@ -155,7 +155,7 @@ class Walk:
         may = by.scope == "worker" and by.name == name
         if self.expect(answer, counts, may, {409} if held >= devices else {200, 204}) and answer.status_code == 200:
             block = answer.json()
-            self.attempts[block["attempt_id"]] = {"token": block["token"], "node": node, "held": True}
+            self.attempts[block["attempt_id"]] = {"block": block, "token": block["token"], "node": node, "held": True}
 
     def use_attempt(self) -> None:
         if not self.attempts:
@@ -168,12 +168,14 @@ class Walk:
             secret, counts = by.live[-1], True
         others = [one["token"] for one in self.attempts.values() if one is not known]
         token = self.rng.choice([known["token"], known["token"], WRONG, *others[-2:]])
-        verb = self.rng.choice(["heartbeat", "release"])
-        body = {"token": token, **({"failure_class": "preempted", "message": "x"} if verb == "release" else {})}
+        verb, body = "heartbeat", {"token": token}
+        if self.rng.random() < 0.5:  # a report that was sent before would be answered with 200 again
+            message = {"token": token, "failure_class": "preempted", "message": f"{self.rng.random()}"}
+            verb, body = "report", signed(known["block"], message)
         answer = self.send(verb, secret, "POST", f"/v1/attempts/{attempt}:{verb}", json=body)
         good = {200} if known["held"] and token == known["token"] else {409}
         may = by.scope == "worker" and by.name == self.nodes[known["node"]][0]
-        if self.expect(answer, counts, may, good) and verb == "release":
+        if self.expect(answer, counts, may, good) and verb == "report":
             known["held"] = False
 
 
@@ -197,6 +199,6 @@ def test_random_walks_do_what_the_model_says(api: Api) -> None:
         "register": {200, 401, 403},
         "claim": {200, 401, 403, 409},
         "heartbeat": {200, 403, 409},
-        "release": {200, 403, 409},
+        "report": {200, 403, 409},
     }
     assert {(what, status) for what, statuses in expected.items() for status in statuses} - seen == set()

@@ -223,7 +223,7 @@ def test_secrets_are_stored_hashed(api: Api) -> None:
 
 def test_rate_limit_is_429_with_retry_after(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path, rate_limit_per_s=0.01, rate_limit_burst=3) as api:
-        answers = [api.get("/v1/gates") for _ in range(4)]
+        answers = [api.get("/v1/identity") for _ in range(4)]
     assert [a.status_code for a in answers] == [200, 200, 200, 429]
     problem(answers[3], 429)
     assert 0 < int(answers[3].headers["retry-after"]) <= 100
@@ -255,12 +255,11 @@ def test_waiting_for_says_what_a_queued_ablation_waits_for(tmp_path: Path) -> No
         assert "1 live, 1 block ahead" in api.get(second["links"]["self"]).json()["waiting_for"]
 
 
-def test_nodes_gates_and_schema(api: Api) -> None:
+def test_nodes_and_schema(api: Api) -> None:
     node_id = api.register("listed-node")
     assert api.register("listed-node") == node_id
     listed = {node["name"]: node for node in api.get("/v1/nodes").json()["items"]}["listed-node"]
     assert (listed["id"], listed["health"], listed["node_class"]) == (node_id, "live", "cpu")
-    assert "psiv_cache" in {gate["name"] for gate in api.get("/v1/gates").json()}
     assert "variants" in api.client.get("/v1/schema/ablation.json").json()["properties"]
 
 

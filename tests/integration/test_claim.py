@@ -250,7 +250,7 @@ def test_expired_lease_requeues_and_fences_the_old_attempt(api: Api) -> None:
     assert expire(api) == 1
     stored = state_of(api, made["id"])
     broke = {"failure_class": "timeout", "message": "slow"}
-    for verb, body in (("heartbeat", {}), ("report", broke), ("release", RELEASE)):
+    for verb, body in (("heartbeat", {}), ("report", broke)):
         answer = api.attempt(old, verb, **body)
         assert answer.status_code == 409
         assert answer.json()["type"].endswith("stale-token")
@@ -262,9 +262,6 @@ def test_expired_lease_requeues_and_fences_the_old_attempt(api: Api) -> None:
     trials = api.get(f"/v1/ablations/{made['id']}/trials?limit=3").json()["items"]
     assert {trial["state"] for trial in trials} == {"queued"}
     assert api.attempt(new, "report", receipts=receipts_of(new, node)).status_code == 200
-
-
-RELEASE = {"failure_class": "preempted", "message": "the node goes away"}
 
 
 def _step(block: dict[str, Any], steps_done: int, place: int = 0) -> dict[str, Any]:
@@ -419,7 +416,7 @@ def test_cancel_running_waits_for_the_worker(api: Api) -> None:
     assert api.claim(node) is None
     assert api.attempt(block, "heartbeat").json()["cancel"] is True
     asked = {"failure_class": "cancelled", "message": "cancel was asked for"}
-    assert api.attempt(block, "release", **asked).json()["block_state"] == "cancelled"
+    assert api.attempt(block, "report", **asked).json()["block_state"] == "cancelled"
     assert state_of(api, made["id"])["state"] == "cancelled"
     assert api.events(made["id"])[-1][0] == "end"
 
@@ -474,7 +471,7 @@ def test_a_block_that_waits_on_its_node_says_for_what_until_it_runs(api: Api) ->
     api.attempt(block, "heartbeat", progress=[_step(block, 1)])
     assert state_of(api, made["id"])["waiting_for"] is None
     api.cancel(made["id"])
-    api.attempt(block, "release", failure_class="cancelled", message="cancel was asked for")
+    api.attempt(block, "report", failure_class="cancelled", message="cancel was asked for")
     reasons = [event["reason"] for name, event in api.events(made["id"]) if name == "block.waits"]
     assert [reason[:15] for reason in reasons] == ["waits for quiet", "waits no more"]
     too_long = api.attempt(block, "heartbeat", waits_for="x" * 501)
@@ -555,7 +552,7 @@ def test_a_step_over_four_devices_uses_four_device_minutes_in_a_minute(api: Api,
         connection.execute(change.values(started_at=db_now() - 30 * 60))
     used = api.client.get("/v1/identity", headers=owner).json()["device_minutes_used"]
     assert used == pytest.approx(30 * busy, abs=1)
-    assert api.attempt(block, "release", failure_class="preempted", message="the worker was asked to stop").is_success
+    assert api.attempt(block, "report", failure_class="preempted", message="the worker was asked to stop").is_success
     assert state_of(api, made["id"])["state"] == ("failed" if busy == 4 else "running")
 
 
@@ -574,7 +571,7 @@ def test_two_nodes_use_twice_the_device_minutes_of_one(api: Api) -> None:
         connection.execute(change.values(started_at=db_now() - 30 * 60))
     used = api.client.get("/v1/identity", headers=owner).json()["device_minutes_used"]
     assert used == pytest.approx(60, abs=1)
-    assert api.attempt(block, "release", failure_class="preempted", message="the worker was asked to stop").is_success
+    assert api.attempt(block, "report", failure_class="preempted", message="the worker was asked to stop").is_success
     assert state_of(api, made["id"])["state"] == "failed", "60 of 50 are used"
 
 

@@ -184,6 +184,6 @@ def test_another_program_that_answers_200_becomes_service_failed(content: bytes)
                 call()
         if content != b"[]":
             with pytest.raises(ServiceFailed):
-                client.gates()
+                client.history("hybrid-tiny")
         with pytest.raises(ServiceFailed):
             list(client.ablations.list())

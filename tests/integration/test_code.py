@@ -107,7 +107,7 @@ def test_an_archive_is_stored_once_and_comes_back_byte_for_byte(api: Api) -> Non
     assert (other.status_code, "uses no stored code" in other.json()["detail"]) == (404, True)
     assert api.client.get(path + digest, headers=api.worker_of("node-b")).status_code == 403
     assert api.client.get(path + digest, headers=api.admin).status_code == 403
-    api.attempt(block, "release", failure_class="preempted", message="x")
+    api.attempt(block, "report", failure_class="preempted", message="x")
     assert api.client.get(path + digest, headers=api.worker_of("node-a")).status_code == 409
 
 

@@ -52,9 +52,14 @@ def tick(file, parent=None):
             ticks.write(f"{now!r} {time.monotonic()!r}\\n")
         time.sleep(0.0005)
 
+def ticked(file):
+    return os.path.exists(file) and len(open(file).readlines()) > 3
+
 fork = multiprocessing.get_context("fork")
 fork.Process(target=tick, args=(options.out + "/process", os.getpid()), daemon=True).start()
 threading.Thread(target=tick, args=(options.out + "/thread",), daemon=True).start()
+while not all(ticked(options.out + who) for who in ("/process", "/thread")):
+    time.sleep(0.001)
 with ablate.trial(seed=options.seed) as trial, open(options.out + "/steps", "a", buffering=1) as steps:
     for step in trial.steps(10):
         began = time.monotonic()
@@ -69,7 +74,7 @@ with ablate.trial(seed=options.seed) as trial, open(options.out + "/steps", "a",
         steps.write(f"{began!r} {time.monotonic()!r}\\n")
 """
 """Each step takes the processor seconds after --work. The loop, and a process and a thread beside it, write when they
-run."""
+run. The trial begins when both have written."""
 HOWS = {"raises": "asked to", "is killed": "SIGSEGV", "exits": "code 3"}
 """Ways to die, with words of the message about it."""
 
@@ -262,9 +267,9 @@ if options.name == "cheat":
     opened = ablate.Trial.__enter__
     def enter(self):
         opened(self)
+        file = options.out + "/answers"
         if not os.fork():
-            own, answers = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), open(options.out + "/answers", "w")
-            with own, answers:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own, open(file, "w", buffering=1) as answers:
                 while os.getppid() != 1 and os.path.exists(f"/proc/{main}/fd"):
                     try:
                         own.sendto(b".", self._socket.getsockname())
@@ -274,6 +279,8 @@ if options.name == "cheat":
                     os.kill(main, 18)
                     time.sleep(0.0005)
             os._exit(0)
+        while not os.path.exists(file) or not os.path.getsize(file):
+            time.sleep(0.001)
         return self
     ablate.Trial.__enter__ = enter
 """
@@ -301,13 +308,9 @@ if options.name == "stash":
     arms = {"baseline": ("--work", "0.01"), "stash": ("--work", "0.001", "--name", "stash")}
     block = rig.ran(arms, source=changed(stash), timed=8, slice=2)
     base, own = (read_named("cpu_step_s", block.of(arm)) or math.nan for arm in ("baseline", "stash"))
-    assert 0.01 <= base < 0.02
+    assert 0.01 <= base < own
     # four times before a slice and four times after one: those before the first turn and after the last are outside
     assert own >= 7 * 0.05 / 8
-    times = [
-        sum(step.seconds for step in block.of(arm).steps if step.phase == "timed") for arm in ("baseline", "stash")
-    ]
-    assert times[1] < times[0], "by time it looks faster"
 
 
 def test_ranks_do_not_take_turns(rig: Rig) -> None:

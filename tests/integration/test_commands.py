@@ -124,7 +124,7 @@ def test_a_command_on_several_devices_waits_for_a_node_that_has_them_free(api: A
     second = api.claimed(three)
     assert second["ablation_id"] == single
     assert free(api, "three") == 0
-    api.attempt(first, "release", failure_class="preempted", message="the worker was asked to stop")
+    api.attempt(first, "report", failure_class="preempted", message="the worker was asked to stop")
     assert free(api, "three") == 2
 
 

@@ -131,14 +131,11 @@ def test_run_again_with_nothing_left_changes_nothing(killed: Run) -> None:
     assert read_bundle_files(killed.bundle) == before
 
 
-def test_other_plan_other_content_and_no_resume_are_refused(killed: Run, tmp_path: Path) -> None:
+def test_another_plan_and_other_content_are_refused(killed: Run, tmp_path: Path) -> None:
     other = Run(killed.folder, tiny(tmp_path).file)
     code, _out, err = other.execute("--blocks", "3")
     assert code == 5
     assert "belongs to another plan" in err
-    code, _out, err = killed.execute("--no-resume")
-    assert code == 5
-    assert "contains a bundle already" in err
     filled = Run(tmp_path, killed.file)
     filled.bundle.mkdir()
     (filled.bundle / "thesis.tex").touch()

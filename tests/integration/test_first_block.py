@@ -114,5 +114,5 @@ def test_a_heartbeat_shows_the_failure_of_a_trial_before_its_block_ends(api: Api
     for _ in range(2):
         assert api.attempt(block, "heartbeat", progress=[beat]).status_code == 200
     api.cancel(made["id"])
-    api.attempt(block, "release", failure_class="cancelled", message="cancelled")
+    api.attempt(block, "report", failure_class="cancelled", message="cancelled")
     assert states(api, made) == "c" * 6

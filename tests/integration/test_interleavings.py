@@ -18,7 +18,7 @@ KNOWN = (
     ("lapsed", "report", "tick"),  # the report's lease ended between two reads: 409 for a result that counts
     ("lapsed", "cancel", "tick"),  # the block came back to the queue of a cancelled ablation, for ever
     ("running", "report", "report"),  # the repeated report was stale
-    ("both running", "claim again", "release"),  # the attempt ended between two reads: 409, although a device was free
+    ("both running", "claim again", "break"),  # the attempt ended between two reads: 409, although a device was free
     ("spent", "priority", "report"),  # the ablation ended between two reads of its page: 500
 )
 """Pairs that failed once: world, stopped operation, the other one."""

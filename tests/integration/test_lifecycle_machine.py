@@ -156,13 +156,8 @@ class Histories(RuleBasedStateMachine):
         assert answer.status_code == 200, answer.text
         self._ended_without_result(held, answer.json()["block_state"])
 
-    @precondition(lambda self: self.model.held)
-    @rule(data=some.data())
-    def release(self, data: some.DataObject) -> None:
-        self._give_back(self.model.held.pop(self._busy(data)))
-
     def _give_back(self, held: Held) -> None:
-        answer = self.api.attempt(held.block, "release", failure_class="preempted", message="the node goes away")
+        answer = self.api.attempt(held.block, "report", failure_class="preempted", message="the node goes away")
         assert answer.status_code == 200, answer.text
         self._ended_without_result(held, answer.json()["block_state"])
 
@@ -200,13 +195,12 @@ class Histories(RuleBasedStateMachine):
             return str(connection.execute(select(blocks.c.state).where(blocks.c.id == block)).scalar_one())
 
     @precondition(lambda self: self.model.over)
-    @rule(data=some.data(), verb=some.sampled_from(["heartbeat", "report", "release"]))
+    @rule(data=some.data(), verb=some.sampled_from(["heartbeat", "report"]))
     def try_again_for_nothing(self, data: some.DataObject, verb: str) -> None:
         held = data.draw(some.sampled_from(self.model.over))
         bodies: dict[str, dict[str, Any]] = {
             "heartbeat": {},
             "report": {"receipts": held.receipts()},
-            "release": {"failure_class": "preempted", "message": "late"},
         }
         assert self.api.attempt(held.block, verb, **bodies[verb]).status_code == 409
 

@@ -163,7 +163,7 @@ class Chaos:
             failure = self._rng.choice(list(FailureClass))
             answer = self._api.attempt(block, "report", failure_class=failure, arm=arm, message="x")
         else:
-            answer = self._api.attempt(block, "release", failure_class="preempted", message="x")
+            answer = self._api.attempt(block, "report", failure_class="preempted", message="x")
         assert answer.status_code in (200, 409), answer.text
 
     def _speeds(self) -> dict[str, dict[str, Any]]:

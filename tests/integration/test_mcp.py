@@ -145,7 +145,6 @@ def test_tools_say_what_they_do(agent: Agent) -> None:
     assert all(tool.input_schema["additionalProperties"] is False for tool in tools.values())
 
 
-EIGHT = {"eight": {"gates": {"chunk_size": 8}}}
 UNKNOWN = {
     "status": {"ablation": "nothing"},
     "verdict": {"ablation": "nothing"},

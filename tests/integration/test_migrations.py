@@ -61,9 +61,7 @@ def test_migrations_build_exactly_the_tables_of_the_code(store: Store) -> None:
     assert migrate.current_revision(store) == migrate.newest_revision()
 
 
-@pytest.mark.parametrize(
-    ("revision", "advice"), [("0015", "release 0.1 wrote it"), ("0025", "release 0.1 wrote it"), ("9999", "backup")]
-)
+@pytest.mark.parametrize("revision", ["0015", "9999"])
 def test_a_database_of_another_version_is_rejected_unchanged_with_what_to_do(
     url: str,
     store: Store,
@@ -71,11 +69,10 @@ def test_a_database_of_another_version_is_rejected_unchanged_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     revision: str,
-    advice: str,
 ) -> None:
     migrate.upgrade(store)
     set_revision(store, revision)
-    with pytest.raises(ConfigurationError, match=f"revision '{revision}'.*{advice}"):
+    with pytest.raises(ConfigurationError, match=f"revision '{revision}'.*backup"):
         migrate.upgrade(store)
     with (
         pytest.raises(ConfigurationError, match=revision),
@@ -85,7 +82,7 @@ def test_a_database_of_another_version_is_rejected_unchanged_with_what_to_do(
     monkeypatch.setattr(migrate, "get_settings", lambda: SimpleNamespace(sqlalchemy_url=url))
     monkeypatch.setattr("sys.argv", ["migrate", "--dry-run"])
     assert migrate.main() == 1
-    assert advice in capsys.readouterr().err
+    assert "backup" in capsys.readouterr().err
     assert migrate.current_revision(store) == revision
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ablate.experiments.analysis.guards import receipt_problems
+from ablate.experiments.design.listings import public_gates
 from ablate.experiments.errors import SpecError
 from ablate.experiments.records.messages import DeviceInfo
 from ablate.experiments.records.receipt_check import verify
@@ -83,7 +84,7 @@ def test_service_plans_queues_and_hands_out_blocks(api: Api, node: Node) -> None
     assert api.claim(on_cpu) is None
     block = api.claimed(here)
     assert block["ablation_id"] == made["id"]
-    gates = {gate["name"]: gate["node_classes"] for gate in api.get("/v1/gates").json()}
+    gates = {gate.name: gate.node_classes for gate in public_gates()}
     assert {"cpu", "h200", "sim-9"} <= set(gates["lane"]["reference"])
     assert "sim-9" not in gates["lane"]["cuda"] + gates["attention"]["flash"]
 

@@ -445,12 +445,12 @@ def test_a_step_over_all_devices_fills_its_node_and_waits_until_all_are_free(api
     assert _claim_status(api, "four", node) == 409
     narrow = api.submit(placement={"node_class": "tpu-v6e", "devices": 1}, **steps)
     assert _claim_status(api, "four", node) == 409
-    api.attempt(taken, "release", failure_class="preempted", message="the worker was asked to stop")
+    api.attempt(taken, "report", failure_class="preempted", message="the worker was asked to stop")
     api.client.patch(f"/v1/ablations/{wide['id']}", headers=api.admin, json={"priority": 10})
     blocks = [api.claim(node) for _ in range(4)]
     assert [block and block["ablation_id"] for block in blocks] == [narrow["id"]] * 4
     assert _claim_status(api, "four", node) == 409
-    api.attempt(blocks[0] or {}, "release", failure_class="preempted", message="the worker was asked to stop")
+    api.attempt(blocks[0] or {}, "report", failure_class="preempted", message="the worker was asked to stop")
     api.client.patch(f"/v1/ablations/{wide['id']}", headers=api.admin, json={"priority": 90})
     again = api.claimed(node)
     assert again["ablation_id"] == narrow["id"], "three devices are in use: the step over four waits"

@@ -97,7 +97,7 @@ def test_an_ablation_is_shown_from_its_submission_on_and_linked_as_over_only_whe
     assert mlflow.run_due()
     assert [view.state for view in sink.views] == ["queued", "running"]
     assert api.get(made["links"]["self"]).json()["mlflow_url"] is not None
-    api.attempt(block, "release", failure_class="preempted", message="x")
+    api.attempt(block, "report", failure_class="preempted", message="x")
     api.finish(node)
     assert api.get(made["links"]["self"]).json()["mlflow_url"] is None, "only the announcement is there"
     with api.store.write() as connection:

@@ -112,7 +112,7 @@ def test_ablation_of_many_trials_is_stored_listed_and_cancelled(api: Api) -> Non
     assert api.cancel(small["id"]).status_code == 202
     node = api.register()
     block = api.claimed(node)
-    api.attempt(block, "release", failure_class="preempted", message="x")
+    api.attempt(block, "report", failure_class="preempted", message="x")
     assert api.cancel(made["id"]).json()["state"] == "cancelled"
     with api.store.read() as connection:
         query = select(trials.c.state).where(trials.c.ablation_id == made["id"]).distinct()

@@ -199,7 +199,7 @@ def _is_plain(pair: tuple[str, str]) -> bool:
     match name:
         case "--spec":
             stem, _, ending = value.rpartition(".")
-            return ending in ("yaml", "yml", "json", "toml") and bool(stem) and set(stem) <= {*_LETTERS}
+            return ending in ("yaml", "yml", "json") and bool(stem) and set(stem) <= {*_LETTERS}
         case "--seeds":
             return all(one.isascii() and one.isdecimal() and len(one) <= 16 for one in numbers)
         case "--blocks":

@@ -23,7 +23,7 @@ def logged(api: Api, *, age_days: float) -> tuple[str, str]:
     trial = block["trials"][0]["trial_id"]
     logs = [{"trial_id": trial, "offset": 0, "text": "step 1\n"}]
     assert api.attempt(block, "heartbeat", logs=logs).status_code == 200
-    api.attempt(block, "release", failure_class="preempted", message="x")
+    api.attempt(block, "report", failure_class="preempted", message="x")
     assert api.cancel(made["id"]).status_code == 202
     with api.store.write() as connection:
         ended = update(ablations).where(ablations.c.id == made["id"])

@@ -62,13 +62,13 @@ def _real_ids(api: Api) -> dict[str, list[str]]:
     over, waiting = api.submit(ablation="over"), api.submit(ablation="waiting")
     block = api.claimed(node)
     api.cancel(over["id"])
-    api.attempt(block, "release", failure_class="cancelled", message="over")
+    api.attempt(block, "report", failure_class="cancelled", message="over")
     link = api.client.post(f"/v1/ablations/{over['id']}:share", headers=api.admin, json={})
-    held = api.claimed(node)
+    running_block = api.claimed(node)
     return {
         "ablation_id": [over["id"], waiting["id"]],
-        "trial_id": [block["trials"][0]["trial_id"], held["trials"][0]["trial_id"]],
-        "attempt_id": [block["attempt_id"], held["attempt_id"]],
+        "trial_id": [block["trials"][0]["trial_id"], running_block["trials"][0]["trial_id"]],
+        "attempt_id": [block["attempt_id"], running_block["attempt_id"]],
         "share_id": [link.json()["link"]["id"]],
         "notification_id": [f"ntf_{'0' * 26}"],
         "name": [SPARE],

@@ -121,7 +121,7 @@ def test_a_database_that_was_killed_comes_back_and_nothing_is_lost(
         assert block is not None
         assert api.attempt(block, "heartbeat").status_code == 200
         after = api.submit()
-        api.attempt(block, "release", failure_class="preempted", message="x")
+        api.attempt(block, "report", failure_class="preempted", message="x")
         assert {before["id"], after["id"]} <= {row["id"] for row in api.get("/v1/ablations").json()["items"]}
         assert api.finish(node) >= 11
 

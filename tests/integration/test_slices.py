@@ -100,7 +100,7 @@ def _line(receipts: list[Receipt]) -> list[tuple[float, float, int]]:
         timed = [step for step in receipt.steps if step.phase == "timed"]
         for first, last in zip(timed[::2], timed[1::2], strict=True):
             start = receipt.training_began_s or 0.0
-            spans.append((start + (first.began_s or 0.0), start + last.ended_s, number))
+            spans.append((start + first.began_s, start + last.ended_s, number))
     return sorted(spans)
 
 
@@ -130,8 +130,7 @@ def test_trainers_and_worker_share_the_device_locks_until_a_cancel_ends_all(rig:
     (locks,) = {frozenset(_locks_of(pid)) for pid in (*rig.until_slices_run("held", arms=2), rig.pid)}
     assert locks
     rig.service.cancel = True
-    (release,) = until(lambda: rig.service.bodies(":release"))
-    assert release["failure_class"] == "cancelled"
+    assert rig.report()["failure_class"] == "cancelled"
     assert rig.trainers() == []
     assert not locks & _trainer_locks()
 
@@ -152,7 +151,7 @@ def test_a_lost_lease_ends_all_trainers_silently(rig: SlicedRig) -> None:
     rig.until_slices_run("stale")
     rig.service.stale = True
     until(lambda: not rig.trainers())
-    assert rig.service.bodies(":report") == rig.service.bodies(":release") == []
+    assert rig.service.bodies(":report") == []
 
 
 def test_the_guardian_ends_all_trainers_of_a_frozen_worker_before_its_lease_is_over(rig: SlicedRig) -> None:
@@ -167,7 +166,7 @@ def test_the_guardian_ends_all_trainers_of_a_frozen_worker_before_its_lease_is_o
         os.kill(rig.pid, signal.SIGCONT)
     claims = len(rig.service.bodies(":claim"))
     until(lambda: len(rig.service.bodies(":claim")) > claims)
-    assert rig.service.bodies(":report") == rig.service.bodies(":release") == []
+    assert rig.service.bodies(":report") == []
 
 
 def test_load_by_others_during_the_slices_spoils_the_block_and_is_named(rig: SlicedRig) -> None:

@@ -59,7 +59,7 @@ def test_stream_follows_until_end_and_ends_with_the_server(
     block = api.claimed(node)
     api.cancel(made["id"])
     asked = {"failure_class": "cancelled", "message": "cancel was asked for"}
-    assert api.attempt(block, "release", **asked).status_code == 200
+    assert api.attempt(block, "report", **asked).status_code == 200
     all_events = follower.result(LIMIT_S)
     assert [event.json()["to"] for event in all_events if event.event == "ablation.state"] == [
         "queued",
@@ -149,7 +149,7 @@ def _end(api: Api, ablation_id: str, state: str) -> None:
     while block := api.claim(node):
         if state == "cancelled":
             api.cancel(ablation_id)
-            api.attempt(block, "release", failure_class="cancelled", message="cancel was asked for")
+            api.attempt(block, "report", failure_class="cancelled", message="cancel was asked for")
         else:
             api.attempt(block, "report", failure_class="user_error", message="x")
 
@@ -221,7 +221,7 @@ def test_a_log_that_is_followed_begins_again_with_the_next_attempt(lengths: tupl
                 url, headers = f"/v1/trials/{trial}/log", {**api.admin, "Accept": "text/event-stream"}
                 follower = _Follower(api.client, url, headers)
                 follower.until(lambda pieces: "".join(pieces) == texts[0][: lengths[0]])
-                api.attempt(block, "release", failure_class="preempted", message="x")
+                api.attempt(block, "report", failure_class="preempted", message="x")
         follower.until(lambda pieces: "".join(pieces) == texts[0][: lengths[0]] + texts[1][: lengths[1]])
         back = _Follower(api.client, url, headers | {"Last-Event-ID": f"1-{lengths[0]}"})
         back.until(lambda pieces: "".join(pieces) == texts[1][: lengths[1]])

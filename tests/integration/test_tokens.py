@@ -183,7 +183,7 @@ def test_quota_refuses_what_comes_after_it_is_used_up(api: Api) -> None:
         if block["ablation_id"] == first.json()["id"]:
             break
         api.cancel(block["ablation_id"])
-        api.attempt(block, "release", failure_class="cancelled", message="x")
+        api.attempt(block, "report", failure_class="cancelled", message="x")
     _spend(api, block["attempt_id"], minutes=1.9)
     assert submit(api, headers, "q-2", **small).status_code == 202
     _spend(api, block["attempt_id"], minutes=2.5)
@@ -253,7 +253,7 @@ def test_no_node_calls_itself_larger_than_any_machine(api: Api) -> None:
     assert "at most 64 items" in answer.text
 
 
-@pytest.mark.parametrize("verb", ["heartbeat", "report", "release"])
+@pytest.mark.parametrize("verb", ["heartbeat", "report"])
 def test_a_fencing_token_is_the_very_text(api: Api, verb: str) -> None:
     made = api.submit()
     block = api.claimed(api.register("fenced"))

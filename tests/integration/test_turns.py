@@ -68,7 +68,7 @@ def test_block_that_breaks_takes_a_turn_like_any_other(api: Api) -> None:
         block = claimed(api, node)
         order.append(names[block["ablation_id"]])
         if names[block["ablation_id"]] == "a":
-            api.attempt(block, "release", failure_class="preempted", message="away")
+            api.attempt(block, "report", failure_class="preempted", message="away")
         else:
             api.attempt(block, "report", receipts=receipts_of(block, node))
     assert "".join(order) == "abababab"
@@ -83,7 +83,7 @@ def test_priority_can_be_changed_while_blocks_wait_and_run(api: Api) -> None:
     assert (answer.status_code, answer.json()["priority"]) == (200, 80)
     assert given(api, node, 3, lettered(first, second)) == "bbb"
     assert set_priority(api, first, 90).status_code == 200
-    assert api.attempt(running, "release", failure_class="preempted", message="away").status_code == 200
+    assert api.attempt(running, "report", failure_class="preempted", message="away").status_code == 200
     again = claimed(api, node)
     assert again["block_id"] == running["block_id"], "a block that ran keeps the new priority when it comes back"
     events = [event for name, event in api.events(api.cancel(second["id"]).json()["id"]) if name == "ablation.priority"]

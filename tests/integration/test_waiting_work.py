@@ -69,9 +69,9 @@ def test_queued_blocks_count_with_their_limit_then_with_the_pace_of_the_class_th
     row = waiting(api)["cpu", 1]
     assert (row["device_minutes"], row["blocks"], row["nodes"]) == (minutes(11 * 900), 11, 1)
     assert metric(api, "ablate_waiting_device_minutes") == {("cpu", 1): minutes(11 * 900)}
-    held = api.claimed(node)
+    block = api.claimed(node)
     assert waiting(api)["cpu", 1]["blocks"] == 10, "a running block does not wait"
-    api.attempt(held, "release", failure_class="infra_control", message="it pauses now, and still waits")
+    api.attempt(block, "report", failure_class="infra_control", message="it pauses now, and still waits")
     assert waiting(api)["cpu", 1]["blocks"] == 11
     api.cancel(made["id"])
     assert waiting(api)["cpu", 1]["blocks"] == BLOCKS
@@ -165,7 +165,7 @@ def test_a_worker_with_little_time_gets_no_block_that_should_take_longer(api: Ap
     assert api.claim(node, left_s=400.0) is None
     block = api.claimed(node, left_s=1_000.0)
     assert (block["ablation_id"], block["expected_s"]) == (short, pytest.approx(500, abs=LATE_S))
-    assert api.attempt(block, "release", failure_class="preempted", message="away").is_success
+    assert api.attempt(block, "report", failure_class="preempted", message="away").is_success
     patient = api.claimed(node)
     assert patient["ablation_id"] == long, "it is the turn of the long one"
     assert patient["expected_s"] == pytest.approx(5_000, abs=LATE_S)
@@ -191,9 +191,7 @@ def test_a_block_that_short_workers_gave_back_counts_against_no_node(api: Api) -
     api.submit(limits=RICH)
     for _ in range(9):
         block = api.claimed(node)
-        assert (
-            api.attempt(block, "release", failure_class="preempted", message="away").json()["block_state"] == "queued"
-        )
+        assert api.attempt(block, "report", failure_class="preempted", message="away").json()["block_state"] == "queued"
     with api.store.read() as connection:
         assert connection.scalar(select(nodes.c.quarantined_reason).where(nodes.c.name == "short")) is None
     assert spec_values()["design"]["blocks"]["count"] == waiting(api)["cpu", 1]["blocks"]

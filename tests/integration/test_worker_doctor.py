@@ -42,7 +42,7 @@ def test_doctor_good_node_without_broker(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert checks["service"]["passed"]
     assert checks["worker key"]["passed"]
     assert not checks["broker"]["passed"]
-    assert "polling every 5 s" in checks["broker"]["detail"]
+    assert "finds work by polling" in checks["broker"]["detail"]
 
 
 def test_doctor_refused_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, service: Service) -> None:

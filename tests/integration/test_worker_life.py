@@ -31,7 +31,7 @@ def test_worker_waits_for_the_service_and_sigint_releases(tmp_path: Path) -> Non
         assert (registration["device_state"], registration["device_reason"]) == ("ok", None)
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 0
-        assert [body["failure_class"] for body in service.bodies(":release")] == ["preempted"]
+        assert [body["failure_class"] for body in service.bodies(":report")] == ["preempted"]
         until(lambda: not processes_of(tmp_path))
         service.close()
 

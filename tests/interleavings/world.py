@@ -270,11 +270,6 @@ def _fail(world: World) -> Answer:
     return _said(world.api.attempt(world.claimed[-1], "report", **broke), "block_state")
 
 
-def _release(world: World) -> Answer:
-    body = {"failure_class": "preempted", "message": "the node goes away"}
-    return _said(world.api.attempt(world.claimed[-1], "release", **body), "block_state")
-
-
 def _cancel(world: World) -> Answer:
     return _said(world.api.cancel(world.ablation))
 
@@ -392,7 +387,6 @@ OPERATIONS: dict[str, Callable[[World], Answer]] = {
     "report first": _report_first,
     "break": _break,
     "fail": _fail,
-    "release": _release,
     "cancel": _cancel,
     "priority": _priority,
     "drain": _node("drain"),

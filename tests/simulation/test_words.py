@@ -79,7 +79,9 @@ def timed(plan: Plan, seconds: Any) -> tuple[Step, ...]:
     first = [("compile", 0.1), ("warmup", STEP_S)]
     return clocked(
         [
-            Step(index=i, phase=phase, seconds=float(s), ended_s=0.0, tokens=tokens, loss=8.0, grad_norm=1.0)  # type: ignore[arg-type]
+            Step(  # type: ignore[arg-type]
+                index=i, phase=phase, seconds=float(s), began_s=0.0, ended_s=0.0, tokens=tokens, loss=8.0, grad_norm=1.0
+            )
             for i, (phase, s) in enumerate([*first, *(("timed", STEP_S * s) for s in seconds)])
         ],
         load_s=config.steps.warmup_s,

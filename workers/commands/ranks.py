@@ -389,7 +389,7 @@ class ProgramMarks:
                 if len(self.kernels) + len(rows) > _MOST_KERNELS:
                     raise ValueError(f"more than {_MOST_KERNELS:,} kernels")
                 self.kernels += [(name[:300], calls, spent_us) for name, calls, spent_us, _facts in rows]
-                self.kernel_facts |= {row[0][:300]: row[3] for row in rows if any(row[3].known)}
+                self.kernel_facts |= {row[0][:300]: row[3] for row in rows if row[3].model_dump()}
             case TracePart(part="left_out", rows=rows):
                 parts = self._trace_parts
                 names, tracks = ([printable(str(name)) for name in parts[part]] for part in ("names", "tracks"))

@@ -1,4 +1,4 @@
-"""The worker's client of the service: register, claim, heartbeat, report, release."""
+"""The worker's client of the service: register, claim, heartbeat, report."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -20,7 +20,6 @@ from ablate.experiments.records.messages import (
     NodeRegistered,
     NodeRegistration,
     ProbeOrder,
-    Release,
 )
 from ablate.experiments.system.http_clients import HomeStack, home_stack, http_client, reason, redirect_hint
 from ablate.experiments.system.logs import current_request_id
@@ -118,18 +117,11 @@ class ServiceApi:
             raise ApiUnreachable(f"GET {path} at {shown(self.url)}: {reason(error, self.url)}") from error
 
     def report(self, attempt_id: str, report: BlockReport) -> None:
-        """Report the results of the block."""
-        self._end("report", attempt_id, report)
-
-    def release(self, attempt_id: str, release: Release) -> None:
-        """Give the block back to the service."""
-        self._end("release", attempt_id, release)
-
-    def _end(self, verb: str, attempt_id: str, message: BaseModel) -> None:
-        answer = self._send("POST", f"/v1/attempts/{attempt_id}:{verb}", message)
+        """Report the results of the block, or why it has none."""
+        answer = self._send("POST", f"/v1/attempts/{attempt_id}:report", report)
         ended = _typed(AttemptEnded, answer)
         if ended.attempt_id != attempt_id:
-            raise ApiUnreachable(f"{verb} of {attempt_id}: the answer is about {ended.attempt_id[:60]!a}")
+            raise ApiUnreachable(f"report of {attempt_id}: the answer is about {ended.attempt_id[:60]!a}")
 
     def _send(
         self, method: str, path: str, message: BaseModel | None = None, *, timeout_s: float = CALL_TIMEOUT_S

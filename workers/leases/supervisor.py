@@ -11,7 +11,7 @@ import httpx
 
 from ablate.experiments.outcomes import FailureClass
 from ablate.experiments.records.identity import BlockReport, ClaimedBlock
-from ablate.experiments.records.messages import ClaimRequest, NodeRegistered, ProbeOrder, Release
+from ablate.experiments.records.messages import ClaimRequest, NodeRegistered, ProbeOrder
 from ablate.experiments.reporting.wording import counted
 from ablate.experiments.system.logs import requested_by
 from ablate.workers.blocks.block_runner import BlockRunner, NodeContext
@@ -30,9 +30,11 @@ from ablate.workers.trials.failures import MESSAGE_LIMIT
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 3.0
-"""Time for immediate retries. Later, a report is sent again from the spool, and an unreleased block expires."""
+"""Time for immediate retries. Later, a report is sent again from the spool."""
 _UNSPOOLED_PATIENCE_LEASES = 10
-"""The same for a report that cannot be written to disk."""
+"""The same for a result that cannot be written to disk."""
+_GIVEN_BACK = (FailureClass.CANCELLED, FailureClass.PREEMPTED)
+"""Ends of a block that the worker did not have to the end; without a report its lease expires."""
 _LOG_DRAIN_BEATS = 200
 KEEP_BYTES = 10 * 2**30
 """Most disk space of the folders of earlier attempts."""
@@ -211,12 +213,12 @@ class Supervisor:
             return None
         self._last_warning = ""
         if block is not None and self._link.node.problem is not None:
-            self._give_back(block, _release(block, FailureClass.INFRA_NODE, self._link.node.problem))
+            self._hand_in(block, self._signed(block, _without(block, FailureClass.INFRA_NODE, self._link.node.problem)))
             return None
         return block
 
     def run_block(self, block: ClaimedBlock, *, sent_at: float) -> None:
-        """Run a block that was claimed at `sent_at`; report it, release it, or drop it if its lease is lost."""
+        """Run a block that was claimed at `sent_at`; report it, or drop it if its lease is lost."""
         _log.info("block %s: attempt %d, %d trials", block.block_id, block.attempt_no, len(block.trials))
         self._stopping.begins(block.expected_s)
         self._runner.node_id = self._link.node.id
@@ -226,45 +228,42 @@ class Supervisor:
             self._link.api, block, lease, output=output, wake_event=self._link.wake_event, proof=self._context.proof
         )
         with renewal:
-            result = self._measure(block, lease, output)
-            if isinstance(result, BlockReport):
-                result = self._signed(block, result)
-                self._keep(block, result)  # before the log, which may take long
-            if result is not None:
+            report = self._measure(block, lease, output)
+            if report is not None:
+                report = self._signed(block, report)
+                self._keep(block, report)  # before the log, which may take long
                 _drain(output, renewal)
         self._context.runner.guardian.until(math.inf)
-        if isinstance(result, BlockReport):
-            self._hand_in(block, result.model_copy(update={"logs": output.chunks()}))
-            self._num_reported += 1
-        elif result is not None:
-            self._give_back(block, result)
+        if report is not None:
+            self._hand_in(block, report.model_copy(update={"logs": output.chunks()}))
+            self._num_reported += report.failure_class not in _GIVEN_BACK
 
-    def _measure(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> BlockReport | Release | None:
-        """Run the block; return its report or its release, None when the lease is lost."""
+    def _measure(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> BlockReport | None:
+        """Run the block; return its report, None when the lease is lost."""
         try:
             receipts = self._runner.run(block, lease, output)
         except BlockBroken as broken:
             _log.warning("block %s is broken: %s", block.block_id, broken.message)
-            return _broken_report(block, broken)
+            return _without(block, broken.failure_class, broken.message, arm=broken.arm)
         except BlockStopped as stopped:
             _log.warning("block %s was stopped: %s", block.block_id, stopped.reason)
             if stopped.reason is StopReason.FENCED:
                 return None
             if stopped.reason is StopReason.CANCELLED:
-                return _release(block, FailureClass.CANCELLED, "the ablation was cancelled")
-            return _release(block, FailureClass.PREEMPTED, "the worker had to stop")
+                return _without(block, FailureClass.CANCELLED, "the ablation was cancelled")
+            return _without(block, FailureClass.PREEMPTED, "the worker had to stop")
         except Exception as error:  # the task boundary: the report records it
             return self._failed(block, error, output)
         return BlockReport(token=block.token, receipts=tuple(r.model_dump(mode="json") for r in receipts))
 
-    def _failed(self, block: ClaimedBlock, error: Exception, output: BlockOutput) -> BlockReport | Release:
-        """Return the release of a block whose worker's processes end, and the report of any other failure of ours."""
+    def _failed(self, block: ClaimedBlock, error: Exception, output: BlockOutput) -> BlockReport:
+        """Return the report of a block whose worker's processes end, or of any other failure of ours."""
         if self._stopping.told_soon():
-            return _release(block, FailureClass.PREEMPTED, "the worker had to stop, and a process of it had ended")
+            return _without(block, FailureClass.PREEMPTED, "the worker had to stop, and a process of it had ended")
         _log.exception("block %s: this worker failed", block.block_id)
         message = f"the worker failed: {type(error).__name__}: {error}"
         arm = next((trial.arm for trial in block.trials if trial.trial_id == output.running), None)
-        return _broken_report(block, BlockBroken(FailureClass.INFRA_NODE, message, arm=arm))
+        return _without(block, FailureClass.INFRA_NODE, message, arm=arm)
 
     def _hand_in(self, block: ClaimedBlock, report: BlockReport) -> None:
         """Write a report to disk and send it; if that fails now, it is sent before the next claims."""
@@ -272,7 +271,9 @@ class Supervisor:
         if self._keep(block, report):
             self._send(lambda: spool.send_all(api.report), _PATIENCE_S)
         else:
-            self._send(lambda: api.report(block.attempt_id, report), _UNSPOOLED_PATIENCE_LEASES * block.lease_s)
+            is_result = report.failure_class not in _GIVEN_BACK
+            patience_s = _UNSPOOLED_PATIENCE_LEASES * block.lease_s if is_result else _PATIENCE_S
+            self._send(lambda: api.report(block.attempt_id, report), patience_s)
 
     def _keep(self, block: ClaimedBlock, report: BlockReport) -> bool:
         """Write a report to disk; return whether that was possible."""
@@ -282,9 +283,6 @@ class Supervisor:
             _log.error("cannot write attempt %s to disk (%s): it is sent or lost", block.attempt_id, error)
             return False
         return True
-
-    def _give_back(self, block: ClaimedBlock, release: Release) -> None:
-        self._send(lambda: self._link.api.release(block.attempt_id, release), _PATIENCE_S)
 
     def _send(self, call: Callable[[], None], patience_s: float) -> None:
         """Send now; after a StaleLease another attempt owns the block."""
@@ -300,17 +298,9 @@ class Supervisor:
         return report.model_copy(update={"signature": signer.sign(report.statement(block))})
 
 
-def _broken_report(block: ClaimedBlock, broken: BlockBroken) -> BlockReport:
-    return BlockReport(
-        token=block.token,
-        failure_class=broken.failure_class,
-        arm=broken.arm,
-        message=broken.message[:MESSAGE_LIMIT],
-    )
-
-
-def _release(block: ClaimedBlock, failure: FailureClass, message: str) -> Release:
-    return Release(token=block.token, failure_class=failure, message=message[:MESSAGE_LIMIT])
+def _without(block: ClaimedBlock, failure: FailureClass, message: str, *, arm: str | None = None) -> BlockReport:
+    """Return the report of a block without a result."""
+    return BlockReport(token=block.token, failure_class=failure, arm=arm, message=message[:MESSAGE_LIMIT])
 
 
 def _drain(output: BlockOutput, renewal: LeaseRenewal) -> None:

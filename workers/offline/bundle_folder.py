@@ -69,20 +69,18 @@ class BundleFolder:
         """Folder of the running attempt; no part of the bundle."""
         return self.root / WORK
 
-    def open(self, *, resume: bool) -> Bundle:
+    def open(self) -> Bundle:
         """Lock the folder, verify its content, and return it.
 
         Raises:
-            ExecRefused: another process uses the folder; or it contains another plan, other files or, without `resume`,
-                anything; or another key signs it.
+            ExecRefused: another process uses the folder; or it contains another plan or other files; or another key
+                signs it.
             BundleError: a file in it was altered.
 
         """
         occupied = self.root.is_dir() and any(self.root.iterdir())
         if occupied and not (self.root / PLAN).is_file() and not self._is_ours():
             raise ExecRefused(f"{self.root} contains files that are no bundle; name a new or empty folder")
-        if occupied and not resume:
-            raise ExecRefused(f"{self.root} contains a bundle already; leave out --no-resume to continue it")
         self.work.mkdir(parents=True, exist_ok=True)
         self._take()
         for path in self.root.rglob(_HALF_WRITTEN):

@@ -83,7 +83,6 @@ class _Job:
     folder: BundleFolder
     wanted: tuple[int, ...]
     data_dir: Path
-    resume: bool
     rehearse: bool
     signer: Signer | None
     key: Path
@@ -99,7 +98,6 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan that `ablate plan SPEC --out` wrote.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of the bundle.")],
     blocks: Annotated[str, typer.Option(help="Only these blocks, counted from 1: 1-3 or 1,4,6. Default: all.")] = "",
-    resume: Annotated[bool, typer.Option(help="Continue the bundle in OUT.")] = True,
     rehearse: Annotated[bool, typer.Option(help="First try every back end and a step of every arm.")] = True,
     data_dir: Annotated[Path | None, typer.Option(help="Prepared data sets. Default: below OUT.")] = None,
     key: Annotated[
@@ -128,7 +126,6 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
             folder=BundleFolder(out.absolute(), plan_file, signer),
             wanted=parse_numbers(blocks, len(plan_file.plan.blocks)),
             data_dir=(data_dir or out / "work" / "data").absolute(),
-            resume=resume,
             rehearse=rehearse,
             signer=signer,
             key=key_file,
@@ -175,7 +172,7 @@ def _perform(job: _Job, node: Node, console: Console) -> tuple[ExecSummary, str]
     for sentence in remarks(plan_file, node):
         console.print(f"[yellow]note[/]  {escape(sentence)}")
     with folder:
-        summary = _fill(job, node, folder.open(resume=job.resume), secret_values, console=console)
+        summary = _fill(job, node, folder.open(), secret_values, console=console)
         digest = folder.seal().digest
         if len(summary.done) == len(plan_file.plan.blocks):
             folder.drop_work()

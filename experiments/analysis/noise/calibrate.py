@@ -13,15 +13,9 @@ from ablate.experiments.analysis.guards import block_problems, median_clock_mhz,
 from ablate.experiments.analysis.statistics import log_of_ratio
 from ablate.experiments.design.aa_spec import REPEAT, SENTINEL
 from ablate.experiments.design.kinds.kind import ArmConfig
-from ablate.experiments.design.metrics import CPU_STEP, METRICS
+from ablate.experiments.design.metrics import METRICS
 from ablate.experiments.design.plan import Plan
-from ablate.experiments.design.rule import (
-    COMPILE_TIME,
-    PROCESS_TIMES,
-    estimator_of,
-    reported_estimator,
-    window_estimator,
-)
+from ablate.experiments.design.rule import COMPILE_TIME, PROCESS_TIMES, estimator_of, window_estimator
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.digest import digest
 from ablate.experiments.documents import seal
@@ -56,7 +50,7 @@ def key_for(receipt: Receipt, *, recipe: str, metric: str) -> CalibrationKey:
         shape_digest=shape_digest(receipt.config),
         estimator_digest=estimator_digest(receipt.config, metric),
         software_digest=software_digest(receipt.digests.code, environment.versions),
-        metric=None if metric in METRICS and metric != CPU_STEP else metric,
+        metric=metric if _is_named_in_key(metric) else None,
     )
 
 
@@ -86,9 +80,7 @@ def estimator_digest(config: ArmConfig, metric: str) -> str:
         return _ESTIMATOR_OF[metric]
     values = config.values_with_seed["steps"]
     steps = {name: value for name, value in values.items() if value or name != "val_every"}  # a later field
-    if metric not in METRICS:
-        return digest({"estimator": reported_estimator(metric), "steps": steps})
-    if metric == CPU_STEP:
+    if _is_named_in_key(metric):
         return digest({"estimator": estimator_of(metric, config.steps.slice), "steps": steps})
     steps = {name: value for name, value in steps.items() if name not in {"val_rows", "slice"}}
     return digest({"estimator": window_estimator(config.steps.slice), "steps": steps})
@@ -96,7 +88,11 @@ def estimator_digest(config: ArmConfig, metric: str) -> str:
 
 def _measured_by(spec: AblationSpec) -> str:
     own = spec.verdict.primary.metric
-    return own if own in {*_ESTIMATOR_OF, CPU_STEP} or own not in METRICS else METRIC
+    return own if own in _ESTIMATOR_OF or _is_named_in_key(own) else METRIC
+
+
+def _is_named_in_key(metric: str) -> bool:
+    return metric not in METRICS or METRICS[metric].named_in_key
 
 
 def metric_of(key: CalibrationKey) -> str:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ablate.experiments.analysis.programs import kernels_of
-from ablate.experiments.node_classes import NODE_CLASSES, memory_bandwidth
+from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.pictures import drawing
 from ablate.experiments.reporting.view import AblationView
@@ -61,7 +61,8 @@ def products_of(view: AblationView, arm: str) -> list[Product]:
 
 
 def _roof(node_class: str) -> Roof | None:
-    peak, bandwidth = NODE_CLASSES[node_class].peak("bfloat16", 1), memory_bandwidth(node_class)
+    device = NODE_CLASSES[node_class]
+    peak, bandwidth = device.peak("bfloat16", 1), device.memory_bytes_per_s
     return None if peak is None or bandwidth is None else Roof(peak, bandwidth)
 
 

@@ -1,7 +1,7 @@
 """Pictures of the trials: every step's time, and loss curves over the baseline's envelope."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 
 from matplotlib.axes import Axes
@@ -167,18 +167,10 @@ def losses(view: AblationView) -> drawing.Picture | None:
         figure.set_size_inches(WIDTH_IN, 2.9)
         left, right = figure.subplots(1, 2)
         styles = drawing.arm_styles([arm.name for arm in view.plan.arms])
-        _envelope(left, _extremes(curves[baseline]))
         _envelope(right, _repeat_spread(curves[baseline], seeds))
-        base = _mean(curves[baseline])
-        for arm in shown:
-            mean = _mean(curves[arm])
-            _line(left, mean, styles[arm])
-            if arm != baseline:
-                _line(right, {step: mean[step] - base[step] for step in mean if step in base}, styles[arm])
+        _paint_curves(left, right, curves, baseline, styles)
         _loss_frame(left, "loss, nats")
         _loss_frame(right, "distance from the baseline, nats")
-        right.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
-        left.legend(loc="upper right", handlelength=2.6)
 
     return drawing.draw("losses", "Loss curves", caption, paint)
 
@@ -193,7 +185,7 @@ def logged_curves(view: AblationView) -> drawing.Picture | None:
     shown, arms = metrics[:MOST_LOGGED], [arm for arm, own in trials.items() if own][: MOST_CURVES + 1]
     if not shown:
         return None
-    curves = {(arm, name): [_logged(r).get(name, {}) for r in trials[arm]] for arm in arms for name in shown}
+    curves = {name: {arm: [_logged(r).get(name, {}) for r in trials[arm]] for arm in arms} for name in shown}
     caption = (
         f"What the program logged, at its own steps. Left: the mean of each arm over its measured trials. Grey: the "
         f"range of the {wording.counted(len(trials[baseline]), 'trial')} of {baseline}. Right: mean distance of each "
@@ -206,17 +198,9 @@ def logged_curves(view: AblationView) -> drawing.Picture | None:
         figure.set_size_inches(WIDTH_IN, 2.9 * len(shown))
         styles = drawing.arm_styles([arm.name for arm in view.plan.arms])
         for name, (left, right) in zip(shown, figure.subplots(len(shown), 2, squeeze=False), strict=True):
-            _envelope(left, _extremes(curves[baseline, name]))
-            base = _mean(curves[baseline, name])
-            for arm in arms:
-                mean = _mean(curves[arm, name])
-                _line(left, mean, styles[arm])
-                if arm != baseline:
-                    _line(right, {step: mean[step] - base[step] for step in mean if step in base}, styles[arm])
+            _paint_curves(left, right, curves[name], baseline, styles)
             _loss_frame(left, name)
             _loss_frame(right, "distance from the baseline")
-            right.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
-            left.legend(loc="upper right", handlelength=2.6)
 
     return drawing.draw("logged", "Logged curves", caption, paint)
 
@@ -268,6 +252,21 @@ def _repeat_spread(curves: Sequence[Curve], seeds: Sequence[int]) -> dict[int, t
         mean = _mean(same)
         distances += [{step: loss - mean[step] for step, loss in curve.items()} for curve in same if len(same) > 1]
     return _extremes(distances)
+
+
+def _paint_curves(
+    left: Axes, right: Axes, curves: Mapping[str, Sequence[Curve]], baseline: str, styles: Mapping[str, ArmStyle]
+) -> None:
+    """Draw the mean curve of each arm over the baseline's range, and on the right its distance from the baseline."""
+    _envelope(left, _extremes(curves[baseline]))
+    base = _mean(curves[baseline])
+    for arm, own in curves.items():
+        mean = _mean(own)
+        _line(left, mean, styles[arm])
+        if arm != baseline:
+            _line(right, {step: mean[step] - base[step] for step in mean if step in base}, styles[arm])
+    right.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
+    left.legend(loc="upper right", handlelength=2.6)
 
 
 def _envelope(axes: Axes, extremes: dict[int, tuple[float, float]]) -> None:

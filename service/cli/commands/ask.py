@@ -133,7 +133,7 @@ def _start_stack() -> None:
 def _words(values: Sequence[str]) -> tuple[str, ...]:
     if len(values) > 1:
         detail = f"{len(values)} changes were given; it asks about one, which may change several arguments"
-        hint = f"--vs={shlex.quote(' '.join(values))}, or a spec with several variants: ablate init SPEC --command"
+        hint = f"--vs={shlex.quote(' '.join(values))}, or a spec with several variants: ablate init SPEC --like command"
         raise SpecError([SpecProblem(pointer="--vs", detail=detail, hint=hint)])
     text = "".join(values)
     try:

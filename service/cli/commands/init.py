@@ -21,7 +21,6 @@ app = typer.Typer()
 SCHEMA = "ablation.schema.json"
 _SUFFIXES = (".yaml", ".yml")
 _MODELINE = f"# yaml-language-server: $schema={SCHEMA}\n"
-_TEMPLATE, _COMMAND = "first", "command"
 
 
 @app.command()
@@ -30,15 +29,15 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file. Its name becomes the ablation's name.")],
     like: Annotated[
         str,
-        typer.Option(metavar="CATALOG", help="The catalog spec to start from.", autocompletion=completion.catalog),
-    ] = _TEMPLATE,
-    command: Annotated[bool, typer.Option("--command", help="Start from a spec for a program of your own.")] = False,
+        typer.Option(
+            metavar="CATALOG",
+            help="The catalog spec to start from; `command` is for a program of your own.",
+            autocompletion=completion.catalog,
+        ),
+    ] = "first",
     as_json: JsonOption = False,
 ) -> None:
     """Write a commented spec, and beside it the schema with which editors complete and check it."""
-    if command and like != _TEMPLATE:
-        raise _problem(f"--command and --like {like!r} name two catalog specs; give one of them")
-    like = _COMMAND if command else like
     text = own_spec(file, like)
     _write_new(file, text)
     schema = file.with_name(SCHEMA)

@@ -1,7 +1,5 @@
 """`ablate log`: a trial's log."""
 
-from typing import Annotated
-
 import typer
 from rich.markup import escape
 
@@ -16,13 +14,12 @@ app = typer.Typer()
 @guarded
 def log(
     trial: TrialArgument,
-    offset: Annotated[int, typer.Option(min=0, help="Skip this many bytes.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Print a trial's log so far, and the reason if the trial did not measure."""
     with Client() as client:
         row = None if trial.startswith("trl_") else trial_at(client, trial)
-        text, end = client.trials.log(trial if row is None else row.id, offset=offset)
+        text, end = client.trials.log(trial if row is None else row.id)
     if as_json:
         print_json({"text": text, "end": end})
         return

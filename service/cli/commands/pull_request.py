@@ -40,7 +40,7 @@ _LEAVING_S = 3.0
 _COMMIT = "[0-9a-f]{40}|[0-9a-f]{64}"
 """A short name is no approval: another commit with the same beginning is quickly made."""
 _NUMBERS = "[0-9]{1,16}(,[0-9]{1,16})*"
-_OPTIONS = {"--spec": r"[\w-]+\.(yaml|yml|json|toml)", "--seeds": _NUMBERS, "--blocks": "[0-9]{1,5}"}
+_OPTIONS = {"--spec": r"[\w-]+\.(yaml|yml|json)", "--seeds": _NUMBERS, "--blocks": "[0-9]{1,5}"}
 _OPTIONS |= {"--variants": r"[\w-]+(,[\w-]+)*"}
 """What may stand behind `/ablate`. No shell sees it, and `--spec` is a file beside the workflow's."""
 

@@ -1,6 +1,5 @@
 """`ablate report`: save the report."""
 
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,6 @@ def report(
         str | None, typer.Option("--output", "--out", "-o", help="The file, or - for standard output.")
     ] = None,
     calibration: CalibrationOption = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Save the report as one self-contained HTML page. Default: $ABLATE_HOME/reports/<id>.html."""
@@ -32,5 +30,3 @@ def report(
         return
     path = home_files().save_report(name, page, Path(output) if output else None)
     print_json({"path": str(path)}) if as_json else out().print(str(path))
-    if open_:
-        webbrowser.open(path.as_uri())

@@ -26,7 +26,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         str | None,
         typer.Argument(
             metavar="[SPEC]",
-            help="A spec file (YAML, JSON, TOML), - for standard input, or a catalog name.",
+            help="A spec file (YAML, JSON), - for standard input, or a catalog name.",
             autocompletion=completion.catalog,
         ),
     ] = None,

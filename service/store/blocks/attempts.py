@@ -1,4 +1,4 @@
-"""An attempt under its lease: heartbeats, and every end without a result (broken, released, expired).
+"""An attempt under its lease: heartbeats, and every end without a result (broken, expired).
 
 Starts after `claims`; an attempt with a result goes to `reports`. Each call shows the attempt's token, so a worker that
 lost its block changes nothing. A lease that ran out counts until the reconciler requeues the block.
@@ -28,7 +28,7 @@ from ablate.service.store.tables import ablations, attempts, blocks, db_now, eve
 MAX_STEPS = 2**31 - 1
 AHEAD_S = 600.0
 """A lease further ahead than twice its length and this time is of a clock that was set back."""
-WITHOUT_RESULT = (AttemptState.BROKEN, AttemptState.RELEASED, AttemptState.EXPIRED)
+WITHOUT_RESULT = (AttemptState.BROKEN, AttemptState.EXPIRED)
 """Ends of an attempt that leave no receipts."""
 _INDEX = blocks.c["index"].label("block_index")
 

@@ -13,7 +13,6 @@ from ablate.experiments.design.power import alpha_of
 from ablate.experiments.outcomes import Decision, Required, VerdictWord
 from ablate.experiments.records.calibration import ExpectedBlocks, Sizing
 from ablate.experiments.reporting import wording
-from ablate.experiments.reporting.verdict_layout import lay_out
 from ablate.service.cli import tables, verdict_tables
 from ablate.service.cli.verdicts import exit_code
 from ablate.service.schemas.submissions import BlockOrder, PlanPublic
@@ -34,37 +33,12 @@ def _verdict(*, calibrated: bool) -> Verdict:
     return verdict
 
 
-def test_verdict_says_what_the_samples_say_when_it_is_capped() -> None:
-    verdict = _verdict(calibrated=False)
-    assert "inconclusive (uncalibrated; samples say" in _text(verdict_tables.verdict(verdict))
-
-
-def test_verdict_names_the_loss_requirement_that_failed() -> None:
-    verdict = _verdict(calibrated=True)
-    variant = next(v for v in verdict.variants if v.requirements)
-    broken = [r.model_copy(update={"passed": False}) for r in variant.requirements]
-    worse = variant.model_copy(update={"requirements": tuple(broken)})
-    assert "FAILED: loss_step1" in _text(verdict_tables.verdict(verdict.model_copy(update={"variants": (worse,)})))
-
-
 def test_verdict_shows_the_change_of_peak_memory() -> None:
     verdict = _verdict(calibrated=True)
     arms = {name: own.model_copy(update={"peak_allocated_bytes": 2**30}) for name, own in verdict.arms.items()}
     fat = arms[verdict.variants[0].arm]
     arms[verdict.variants[0].arm] = fat.model_copy(update={"peak_allocated_bytes": 2**30 + 3 * 2**20})
     assert "+3\N{NO-BREAK SPACE}MiB" in _text(verdict_tables.verdict(verdict.model_copy(update={"arms": arms})))
-
-
-def test_explanation_gives_sentence_requirements_and_live_gates_of_every_variant() -> None:
-    verdict = _verdict(calibrated=True)
-    text = "\n".join(verdict_tables.explanation(verdict))
-    said = {one.arm: one for one in lay_out(verdict).variants}
-    for variant in verdict.variants:
-        assert f"{variant.arm}[/]: {said[variant.arm].sentence}" in text
-        assert said[variant.arm].why in text
-        assert said[variant.arm].why or wording.with_minus(variant.reason) not in text
-        assert f"gates live {variant.gates_live}" in text
-        assert all(wording.with_minus(one.detail) in text for one in variant.requirements)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import getpass
+import os
 import shutil
 import subprocess
 from configparser import ConfigParser
@@ -32,9 +33,18 @@ def _unit(root: Path) -> ConfigParser:
     return parser
 
 
-def test_install_writes_a_unit_and_an_environment_and_says_so(tmp_path: Path, key: Path) -> None:
+@pytest.fixture(autouse=True)
+def _bare_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("ABLATE_")]:
+        monkeypatch.delenv(name)
+
+
+def test_install_writes_a_unit_and_an_environment_and_says_so(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tmp_path / "root"
-    code, said = _install(root, key, "--node-class", "h200", "--name", "gpu-7", "--drain-s", "100")
+    monkeypatch.setenv("ABLATE_DRAIN_S", "100")
+    code, said = _install(root, key, "--node-class", "h200", "--name", "gpu-7")
     assert code == 0, said
     unit = _unit(root)
     assert unit["Service"]["EnvironmentFile"] == "/etc/ablate/worker.env"
@@ -45,12 +55,12 @@ def test_install_writes_a_unit_and_an_environment_and_says_so(tmp_path: Path, ke
     environment = root / "etc/ablate/worker.env"
     assert environment.stat().st_mode & 0o777 == 0o600
     assert environment.read_text().splitlines() == [
+        "ABLATE_DRAIN_S=100",
+        "ABLATE_HOME=/var/lib/ablate",
+        "ABLATE_NODE_CLASS=h200",
+        "ABLATE_NODE_NAME=gpu-7",
         "ABLATE_URL=https://ablate.example.org",
         f"ABLATE_WORKER_TOKEN={KEY}",
-        "ABLATE_NODE_NAME=gpu-7",
-        "ABLATE_NODE_CLASS=h200",
-        "ABLATE_HOME=/var/lib/ablate",
-        "ABLATE_DRAIN_S=100",
     ]
     assert (root / "var/lib/ablate").is_dir()
     for line in ("wrote", "mode 0600", "systemctl enable --now ablate-worker"):
@@ -58,17 +68,21 @@ def test_install_writes_a_unit_and_an_environment_and_says_so(tmp_path: Path, ke
     assert KEY not in said
 
 
-def test_install_of_a_node_that_takes_commands_names_their_folders(tmp_path: Path, key: Path) -> None:
+def test_install_keeps_the_settings_of_the_shell_that_are_a_workers_but_no_other_token(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python = tmp_path / "venv/bin/python"
     python.parent.mkdir(parents=True)
     python.touch()
-    words = ["--accept-code", "--code-dirs", "/srv/lab", "--environments", f"lab={tmp_path}/venv"]
-    code, said = _install(tmp_path / "root", key, *words)
+    kept = {"ACCEPT_CODE": "true", "CODE_DIRS": "/srv/lab", "ENVIRONMENTS": f"lab={tmp_path}/venv", "UNTIL": "8h"}
+    left_out = {"HOME": "/srv/mine", "URL": "https://other", "ADMIN_TOKEN": "a" * 40, "ENROLMENT_TOKEN": "b" * 40}
+    for name, value in {**kept, **left_out}.items():
+        monkeypatch.setenv(f"ABLATE_{name}", value)
+    code, said = _install(tmp_path / "root", key)
     assert code == 0, said
-    lines = (tmp_path / "root/etc/ablate/worker.env").read_text().splitlines()
-    assert {"ABLATE_ACCEPT_CODE=true", "ABLATE_CODE_DIRS=/srv/lab", f"ABLATE_ENVIRONMENTS=lab={tmp_path}/venv"} < set(
-        lines
-    )
+    text = (tmp_path / "root/etc/ablate/worker.env").read_text()
+    assert {f"ABLATE_{name}={value}" for name, value in kept.items()} < set(text.splitlines())
+    assert not any(value in text for value in left_out.values())
 
 
 def test_install_again_is_allowed_and_another_one_asks(tmp_path: Path, key: Path) -> None:
@@ -114,10 +128,6 @@ def test_install_dry_run_writes_nothing_and_shows_no_secret(
     ("words", "expected"),
     [
         (["--node-class", "cpu-3"], "node class 'cpu-3' is unknown; allowed: cpu, h200"),
-        (["--corpus-dirs", "data"], "ABLATE_CORPUS_DIRS: names 'data'; allowed: absolute folders"),
-        (["--code-dirs", "data"], "ABLATE_CODE_DIRS: names 'data'; allowed: absolute folders"),
-        (["--environments", "lab"], "ABLATE_ENVIRONMENTS: has 'lab'; allowed: name=folder"),
-        (["--environments", "lab=/nowhere"], "ABLATE_ENVIRONMENTS: names '/nowhere', which has no bin/python"),
         (["--name", 'a"b'], "ABLATE_NODE_NAME: 'a\"b' is not a node's name"),
         (["--url", "https://x\nABLATE_HOME=/etc"], "ABLATE_URL: contains a space or a control character"),
         (["--gpu", "0,1"], "--gpu is '0,1'; allowed: index or UUID of one GPU"),

@@ -286,7 +286,7 @@ def test_a_declared_metric_decides_and_bounds_without_marks() -> None:
     assert plan.baseline.config.needs == "process"
     rule = rule_of(spec)
     assert rule["primary"] == {"metric": "val_bpb", "margin_pct": 0.5, "adopt_if_pct": 0.5, "better": "lower"}
-    assert rule["require"] == [{"metric": "accuracy", "tolerance": 0.001, "not_worse_by": "1%", "better": "higher"}]
+    assert rule["require"] == [{"metric": "accuracy", "not_worse_by": "1%", "better": "higher"}]
     assert {"seeds", "not_inferior"} <= rule["comparison"].keys()
     again = parse_spec(calibration_spec(spec, node_class="cpu", blocks=20, order_seed=1), "application/yaml")
     assert again.verdict.primary.metric == "val_bpb"

@@ -13,35 +13,10 @@ from ablate.experiments.design.problems import listed
 from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.kernels.backends import NODE_CLASSES
-from tests.bad_specs import BAD, BAD_TEXTS, GATES, JSON, TOML, YAML, bad_values
+from tests.bad_specs import BAD, BAD_TEXTS, GATES, JSON, YAML, bad_values
 from tests.factories import SPEC, make_spec, spec_values
 
 METRIC, MARGIN, REQUIRE = "verdict__primary__metric", "verdict__primary__margin", "verdict__require"
-
-TOML_SPEC = """
-ablation = "factory"
-question = "Does caching PsiV or a larger chunk raise throughput?"
-[workload]
-recipe = "hybrid-tiny"
-steps = {warmup = 1, warmup_s = 0.0, timed = 4, val_rows = 2}
-[baseline.gates]
-chunk_size = 16
-[variants.psiv-on.gates]
-psiv_cache = true
-[variants.chunk-32.gates]
-chunk_size = 32
-[design]
-seeds = [1, 2]
-blocks = {count = 6}
-order_seed = 7
-[placement]
-node_class = "cpu"
-max_foreign_load = "99%"
-[verdict.primary]
-metric = "tokens_per_s"
-margin = "0.5%"
-adopt_if = "1.5%"
-"""
 
 
 def submit(body: bytes, content_type: str = JSON) -> None:
@@ -58,11 +33,10 @@ def text_problems(body: bytes, content_type: str) -> tuple[SpecProblem, ...]:
     return caught.value.problems
 
 
-def test_parse_spec_gives_one_digest_for_json_yaml_and_toml() -> None:
+def test_parse_spec_gives_one_digest_for_json_and_yaml() -> None:
     specs = [
         parse_spec(json.dumps(SPEC).encode(), "application/json; charset=utf-8"),
         parse_spec(yaml.safe_dump(SPEC).encode(), YAML),
-        parse_spec(TOML_SPEC.encode(), TOML),
         make_spec(),
     ]
     assert len({spec.digest for spec in specs}) == 1
@@ -175,9 +149,6 @@ def test_parse_spec_refuses_an_infinite_override() -> None:
     [
         (b"x: 1e400", "application/yaml"),
         (b'{"x": [1e400]}', "application/json"),
-        (b"x = inf", "application/toml"),
-        (b"x = -1e400", "application/toml"),
-        (b"x = nan", "application/toml"),
     ],
 )
 def test_no_format_can_carry_a_number_that_is_not_finite(body: bytes, kind: str) -> None:
@@ -189,7 +160,6 @@ def test_no_format_can_carry_a_number_that_is_not_finite(body: bytes, kind: str)
 PIECES = {
     JSON: ('{"a":', "{", "[", '"a', "1,", "]", "}", '"k%d":1,', "9", "0.1e9", "\\u00e9", " ", "-", '"variants":{'),
     YAML: ("a: ", "- ", "? ", "{", "[", "k%d: 1\n", "&a ", "*a ", "!!x ", "|\n ", "'", '"', "#", "9", "\n", "<<: "),
-    TOML: ("a.", "a=", "[a]\n", "[[a.b]]\n", "k%d=1\n", "{a=", "[", '"""', "'''", '"', '\\"', "#", "0x", "f", "\n"),
 }
 """Pieces of documents whose repetition may cost a parser much time."""
 

@@ -96,7 +96,7 @@ def signed_folder(tmp_path: Path) -> Path:
 
 def test_run_that_goes_on_signs_all_of_the_bundle(signed_folder: Path) -> None:
     with BundleFolder(signed_folder, FILE, MINE) as folder:
-        before = folder.open(resume=True)
+        before = folder.open()
         (node_id,) = before.nodes
         folder.keep_broken(broken_attempt(2, 1, FailureClass.TIMEOUT).model_copy(update={"node_id": node_id}))
     bundle = open_bundle(read_bundle_files(signed_folder))
@@ -112,7 +112,7 @@ def test_run_of_another_node_does_not_go_on_with_a_bundle(signed_folder: Path, s
             pytest.raises(ExecRefused, match=f"is signed by {MINE.key}, and this run .*; run the missing blocks into"),
             BundleFolder(signed_folder, FILE, signer) as folder,
         ):
-            folder.open(resume=True)
+            folder.open()
 
 
 def test_run_does_not_sign_over_a_manifest_that_was_rewritten(signed_folder: Path) -> None:
@@ -123,4 +123,4 @@ def test_run_does_not_sign_over_a_manifest_that_was_rewritten(signed_folder: Pat
         pytest.raises(BundleError, match="its signature does not fit key"),
         BundleFolder(signed_folder, FILE, MINE) as folder,
     ):
-        folder.open(resume=True)
+        folder.open()

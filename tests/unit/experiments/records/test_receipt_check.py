@@ -140,10 +140,6 @@ def renumbered(values: Values) -> None:
 
 EDITS: dict[str, tuple[Edit, str]] = {
     "timed steps 3 % faster": (timed(seconds=0.97), "the clock gives it"),
-    "the begin of one step erased": (
-        steps(lambda s: {name: value for name, value in s.items() if name != "began_s" or s["index"] != 7}),
-        "28 of 29 steps say when they began",
-    ),
     "warm-up steps as timed ones": (marked("timed", 1, 2, 3), "step 1 is marked timed; the configuration"),
     "slow timed steps as warm-up": (marked("warmup", 4, 5), "step 4 is marked warmup"),
     "eleven steps deleted and the rest numbered again": (

@@ -64,7 +64,7 @@ def moved(receipt: Receipt, by_s: float, indices: range) -> Receipt:
     """Return a receipt whose steps of these indices happened later, digest and summary redone."""
 
     def later(step: Step) -> Step:
-        shifted = {"began_s": (step.began_s or 0.0) + by_s, "ended_s": step.ended_s + by_s}
+        shifted = {"began_s": step.began_s + by_s, "ended_s": step.ended_s + by_s}
         return step.model_copy(update=shifted if step.index in indices else {})
 
     return redone(receipt, steps=tuple(later(step) for step in receipt.steps))
@@ -100,9 +100,9 @@ def in_one_go(receipts: list[Receipt]) -> list[Receipt]:
     """Move every slice of the first arm behind the others', as if it had run its window in one go at the end."""
     last = max((r.training_began_s or 0.0) + r.training_s + (r.waited_s or 0.0) for r in receipts)
     first = receipts[0]
-    by_s = last - (first.training_began_s or 0.0) - (first.steps[2].began_s or 0.0)
+    by_s = last - (first.training_began_s or 0.0) - first.steps[2].began_s
     steps = [s for s in first.steps if s.index < 2]
-    at = (first.steps[2].began_s or 0.0) + by_s
+    at = first.steps[2].began_s + by_s
     for step in first.steps[2:]:
         steps.append(step.model_copy(update={"began_s": at, "ended_s": at + step.seconds}))
         at += step.seconds + 1e-4

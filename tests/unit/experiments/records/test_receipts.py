@@ -37,6 +37,7 @@ def steps(*seconds: float, losses: tuple[float, ...] | None = None) -> list[Step
             index=i,
             phase=phase,
             seconds=second,
+            began_s=0.0,
             ended_s=0.0,
             tokens=100,
             loss=losses[i] if losses else 5.0 - i,

@@ -139,14 +139,6 @@ def test_comments_and_order_of_a_yaml_spec_stay(lab: Path) -> None:
     assert packed.content.decode() == text.replace("'one'", one).replace("two", two)
 
 
-def test_toml_becomes_json_with_the_same_values(lab: Path) -> None:
-    text = '[workload]\ncommand = ["a"]\ncode = "one"\n[variants.x]\nargs = ["b"]\n'
-    packed = pack_spec(text.encode(), "application/toml", lab)
-    archive = {"archive": pack_code(lab / "one").digest}
-    assert packed.content_type == "application/json"
-    assert json.loads(packed.content)["workload"] == {"command": ["a"], "code": archive}
-
-
 def test_a_commit_of_a_variant_is_packed_from_the_repository_around_the_folder(lab: Path) -> None:
     git = ("git", "-C", str(lab), "-c", "user.name=a", "-c", "user.email=a@b")
     for command in (("init", "-q"), ("add", "one"), ("commit", "-qm", "first")):

@@ -20,13 +20,13 @@ FILE = make_file()
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[BundleFolder]:
     with BundleFolder(tmp_path / "b", FILE) as made:
-        made.open(resume=True)
+        made.open()
         yield made
 
 
 def reopened(root: Path) -> Bundle:
     with BundleFolder(root, FILE) as folder:
-        return folder.open(resume=True)
+        return folder.open()
 
 
 def test_open_new_folder_holds_plan_and_manifest(folder: BundleFolder) -> None:
@@ -62,7 +62,7 @@ def test_two_runs_at_once_are_refused(folder: BundleFolder) -> None:
 def test_folder_is_free_afterwards_and_its_work_can_go(tmp_path: Path) -> None:
     reopened(tmp_path / "b")
     with BundleFolder(tmp_path / "b", FILE) as again:
-        again.open(resume=True)
+        again.open()
         again.drop_work()
     assert not (tmp_path / "b" / "work").exists()
 

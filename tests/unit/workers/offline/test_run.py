@@ -91,7 +91,7 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     with BundleFolder(tmp_path / "b", FILE) as folder:
-        folder.open(resume=True)
+        folder.open()
         yield Rig(folder)
 
 
@@ -206,7 +206,7 @@ def test_arm_that_was_late_before_is_told_that_its_next_timeout_is_its_result(ri
 def test_killed_run_leaves_its_attempt_as_evidence(tmp_path: Path) -> None:
     root = tmp_path / "b"
     with BundleFolder(root, FILE) as folder:
-        folder.open(resume=True)
+        folder.open()
         rig = Rig(folder)
         rig.runner.endings = [SystemExit(9)]
         with pytest.raises(SystemExit):
@@ -219,12 +219,12 @@ def test_killed_run_leaves_its_attempt_as_evidence(tmp_path: Path) -> None:
             os.utime(steps, times=(time.time() - age_s,) * 2)
     for _ in range(2):
         with BundleFolder(root, FILE) as again:
-            (killed,) = again.open(resume=True).broken
+            (killed,) = again.open().broken
     arm = FILE.plan.blocks[2].order[1]
     assert (killed.index, killed.attempt_no, killed.failure_class) == (2, 1, FailureClass.INFRA_NODE)
     assert (killed.arm, killed.message) == (arm, f"the run was killed while arm '{arm}' ran")
     with BundleFolder(root, FILE) as folder:
-        folder.open(resume=True)
+        folder.open()
         rig = Rig(folder)
         assert rig.run(2).done == (2,)
         assert rig.runner.ran == [(2, 2)]
@@ -233,12 +233,12 @@ def test_killed_run_leaves_its_attempt_as_evidence(tmp_path: Path) -> None:
 def test_block_that_was_kept_before_the_kill_is_no_broken_attempt(tmp_path: Path) -> None:
     root = tmp_path / "b"
     with BundleFolder(root, FILE) as folder:
-        folder.open(resume=True)
+        folder.open()
         rig = Rig(folder)
         folder.drop_work_of = lambda _attempt_id: None  # type: ignore[method-assign] # a kill cleans nothing up
         rig.run(2)
     with BundleFolder(root, FILE) as again:
-        known = again.open(resume=True)
+        known = again.open()
     assert ([block.attempt.index for block in known.blocks], known.broken) == ([2], ())
 
 
