@@ -1,5 +1,7 @@
 """Compare the cuda lane with the official kernels on this GPU: accuracy, speed, and attention beside the scan.
 
+Part chain needs no scan: it times three chained matrix products in CuTe DSL and by torch.bmm.
+
 Usage: python -m tests.kernels.bench [--only PART] [--quick] [--out DIR] [--peer-site DIR] [--jobs N]
 [--compile-only]
 """
@@ -15,13 +17,14 @@ from ablate.kernels.backends import Lane
 from ablate.kernels.errors import KernelError, KernelUnsupported
 from tests.kernels.bench import cases, parts
 from tests.kernels.bench.cases import BenchCase
+from tests.kernels.bench.chain import CHAINS
 from tests.kernels.bench.compiling import compile_first, needed
 from tests.kernels.bench.lane_process import LaneProcess, lane_process
 from tests.kernels.bench.render import page
 from tests.kernels.bench.report import Machine, Row, TablePart, sorted_rows, store, stored
 from tests.kernels.bench.runs import ATTENTION_BACKENDS
 
-PARTS = ("accuracy", "speed", "attention")
+PARTS = ("accuracy", "speed", "attention", "chain")
 PAGE = "README.md"
 
 
@@ -60,6 +63,8 @@ def _problems(part: str, quick: bool) -> tuple[BenchCase, ...]:
         return tuple(case for case in cases.ACCURACY if not quick or case.name in ("N64 P64 R4", "S8191", "G4"))
     if part == "attention":
         return cases.ATTENTION
+    if part == "chain":
+        return ()
     return cases.SPEED[: 1 if quick else None]
 
 
@@ -98,6 +103,8 @@ def _rows(part: str, bench: parts.BenchRun, problems: tuple[BenchCase, ...]) -> 
         return parts.accuracy(bench, problems)
     if part == "speed":
         return parts.speed(bench, problems)
+    if part == "chain":
+        return parts.chain(bench, CHAINS)
     return parts.attention(bench, problems, ATTENTION_BACKENDS)
 
 

@@ -14,10 +14,11 @@ from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant, padded_ang
 from ablate.kernels.scan_switches import ScanFact
 from ablate.workers.environment_variables import visible_gpus
 from tests.kernels.accuracy import Errors
+from tests.kernels.bench import chain as chains
 from tests.kernels.bench.cases import BenchCase
 from tests.kernels.bench.floors import floors, whole_pass
 from tests.kernels.bench.lane_process import LaneProcess
-from tests.kernels.bench.report import TOGETHER, AccuracyRow, KernelRow, SpeedRow, Times
+from tests.kernels.bench.report import TOGETHER, AccuracyRow, ChainRow, KernelRow, SpeedRow, Times
 from tests.kernels.bench.runs import PASSES, Passes
 
 PROFILER_SUFFIX = "_kernel"
@@ -93,6 +94,30 @@ def attention(bench: BenchRun, problems: Iterable[BenchCase], backends: Iterable
         bench.ours.ask("forget")
 
 
+def chain(bench: BenchRun, problems: Iterable[chains.ChainCase]) -> Iterator[ChainRow]:
+    """Yield the errors and times of every variant of each chain of matrix products."""
+    for problem in problems:
+        rows = {variant: _prepared_chain(bench.ours, problem, variant) for variant in chains.VARIANTS}
+        jobs = [Job(bench.ours, variant, row) for variant, row in rows.items() if row.refused is None]
+        _sample(bench, jobs, ("forward",), chains.CALLS)
+        rows |= {job.name: job.row.model_copy(update={"times": job.times("forward")}) for job in jobs}
+        yield from rows.values()
+        bench.ours.ask("forget")
+
+
+def _prepared_chain(lane: LaneProcess, problem: chains.ChainCase, variant: str) -> ChainRow:
+    """Prepare and check a variant; the row holds the reason if it cannot be timed."""
+    say(f"prepare and check {problem.name}, {variant}")
+    row: dict[str, Any] = {"name": problem.name, "variant": variant}
+    try:
+        largest, norm = lane.ask("prepare_chain", variant, problem)
+    except KernelError as error:
+        return ChainRow(**row, refused=str(error))
+    bad = chains.wrong(largest, norm)
+    refused = "the check failed; no speed is measured" if bad else None
+    return ChainRow(**row, largest=largest, norm=norm, refused=refused)
+
+
 def _prepared(lane: LaneProcess, problem: BenchCase) -> SpeedRow:
     """Prepare and check a problem; the row holds the reason if it cannot be timed."""
     row = SpeedRow(name=problem.name, lane=lane.lane)
@@ -118,7 +143,7 @@ class Job:
 
     lane: LaneProcess
     name: str
-    row: SpeedRow
+    row: SpeedRow | ChainRow
     kernels: dict[Passes, dict[str, float]] = field(default_factory=dict)
     """Milliseconds of every kernel."""
     samples: dict[tuple[Passes, str], list[float]] = field(default_factory=dict)
@@ -135,20 +160,25 @@ class Job:
 
 
 def _sampled(bench: BenchRun, jobs: list[Job]) -> list[SpeedRow]:
-    """Sample both passes of the jobs in turn, round after round, and return their rows with the samples."""
+    """Sample both passes of the jobs and return their rows with the samples."""
+    _sample(bench, jobs, PASSES)
+    return [job.row.model_copy(update={passes: job.times(passes) for passes in PASSES}) for job in jobs]
+
+
+def _sample(bench: BenchRun, jobs: list[Job], kinds: Iterable[Passes], calls: int = 1) -> None:
+    """Sample the jobs in turn, round after round; a sample is the mean of `calls`."""
     for job in jobs:
-        for passes in PASSES:
+        for passes in kinds:
             job.no_graph[passes] = job.lane.ask("capture", job.name, passes)
             job.samples |= {(passes, "graph"): []} if job.no_graph[passes] is None else {}
             job.samples[passes, "eager"] = []
     for _ in range(bench.rounds):
         for job in jobs:
             for (passes, way), samples in job.samples.items():
-                samples += job.lane.ask("sample_ms", job.name, passes, way, bench.repeats)
+                samples += job.lane.ask("sample_ms", job.name, passes, way, bench.repeats, calls)
     for job in jobs:
-        for passes in PASSES:
-            job.kernels[passes] = job.lane.ask("kernels_ms", job.name, passes, KERNEL_RUNS)
-    return [job.row.model_copy(update={passes: job.times(passes) for passes in PASSES}) for job in jobs]
+        for passes in kinds:
+            job.kernels[passes] = job.lane.ask("kernels_ms", job.name, passes, max(calls, KERNEL_RUNS))
 
 
 def _kernel_rows(bench: BenchRun, problem: BenchCase, speed: SpeedRow, times: dict[str, float]) -> list[KernelRow]:

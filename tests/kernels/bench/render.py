@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping
 
 from ablate.kernels.backends import Lane
 from tests.kernels.accuracy import Errors
+from tests.kernels.bench import chain
 from tests.kernels.bench.report import (
     TOGETHER,
     WAYS,
     AccuracyRow,
+    ChainRow,
     KernelRow,
     Machine,
     SpeedRow,
@@ -27,6 +29,17 @@ CRITERIA = (
     "(docs/kernels-correctness.md). The official lane's limit is that of its own tests, a tenth of the largest value."
 )
 TIMED = "Every timed function is checked. Above the limit our lane is not timed; the official lane is, with a remark. "
+CHAIN = (
+    "Y = ((A @ B) @ C) @ D in bfloat16. Sums are float32, and every product is rounded to bfloat16. The first column "
+    "has the sizes of A and Y; B, C and D are square. An article about CuTe DSL reports about 36 us for one launch, "
+    "64 us for three, and 36 us for torch.bmm on an H200. It does not name its sizes, so these are ours. All calls "
+    "have the same inputs, so the L2 cache may keep them."
+)
+CHAIN_LIMITS = (
+    f"A time is the mean of {chain.CALLS} chains. Every variant is checked against the chain in float64 with the same "
+    f"roundings. It is timed only if the largest error is below {chain.LARGEST:.4f} of the largest value and the norm "
+    f"of the error below {chain.NORM} of the norm of Y. Ratios compare with torch.bmm."
+)
 SMALL = 0.01
 """Kernels below this share of a lane's time share one line of the page."""
 
@@ -41,6 +54,7 @@ def page(parts: Iterable[TablePart]) -> str:
         blocks += _speeds(part.speed) if part.speed else []
         blocks += [_kernels(part.kernels)] if part.kernels else []
         blocks += _checks(part.speed)
+        blocks += [CHAIN, CHAIN_LIMITS, _chains(part.chain)] if part.chain else []
     return "\n\n".join(blocks) + "\n"
 
 
@@ -202,3 +216,17 @@ def _kernels(rows: list[KernelRow]) -> str:
     ]
     headings = ("problem", "lane", "kernel", "ms", "GB", "GFLOP", "floor ms", "floor / time, %")
     return table(headings, lines)
+
+
+def _chains(rows: list[ChainRow]) -> str:
+    """Return the errors and times of the chains, with the ratios to torch.bmm."""
+    reference = {row.name: row.times.medians() for row in rows if row.variant == chain.BMM}
+    lines = []
+    for row in rows:
+        times, of_bmm = row.times.medians(), reference.get(row.name, {})
+        micro = (_number(1e3 * times[way], 1) if way in times else "-" for way in WAYS)
+        shares = (_number(times[way] / of_bmm[way], 2) if way in times and way in of_bmm else "-" for way in WAYS)
+        errors = ("-" if error is None else f"{error:.5f}" for error in (row.largest, row.norm))
+        lines.append((row.name, row.variant, *errors, *micro, *shares, row.refused or row.times.no_graph or "-"))
+    headings = (*(f"{way} us" for way in WAYS), *(f"{way} / bmm" for way in WAYS))
+    return table(("chain", "variant", "largest error", "norm of error", *headings, "remark"), lines)

@@ -108,22 +108,39 @@ class KernelRow(_Model):
     flops: float | None = None
 
 
+class ChainRow(_Model):
+    """Errors and times of one variant of a chain of matrix products, see chain.py."""
+
+    name: str
+    """The sizes."""
+    variant: str
+    largest: float | None = None
+    """Largest error as a share of the largest value."""
+    norm: float | None = None
+    """Norm of the error as a share of the norm of the result."""
+    times: Times = Times()
+    """Times of one chain."""
+    refused: str | None = None
+    """Reason for missing times."""
+
+
 class TablePart(_Model):
     """One part of the table."""
 
     schema_version: int = SCHEMA
     part: str
-    """accuracy, speed or attention."""
+    """accuracy, speed, attention or chain."""
     machine: Machine
     complete: bool = True
     """False until the end. An interrupted run keeps its results so far."""
     accuracy: list[AccuracyRow] = []
     speed: list[SpeedRow] = []
     kernels: list[KernelRow] = []
+    chain: list[ChainRow] = []
 
 
-Row = AccuracyRow | SpeedRow | KernelRow
-PLACES: dict[type, str] = {AccuracyRow: "accuracy", SpeedRow: "speed", KernelRow: "kernels"}
+Row = AccuracyRow | SpeedRow | KernelRow | ChainRow
+PLACES: dict[type, str] = {AccuracyRow: "accuracy", SpeedRow: "speed", KernelRow: "kernels", ChainRow: "chain"}
 """Type of row -> its list in a part."""
 
 

@@ -19,7 +19,8 @@ from ablate.kernels.mamba3_mimo.inputs import ScanInputs
 from ablate.kernels.scan_switches import ScanSwitches
 from tests.kernels import criterion
 from tests.kernels.accuracy import Errors, compare, compare_rows, poisoned_buffers
-from tests.kernels.bench import runs, timing
+from tests.kernels.bench import chain, runs, timing
+from tests.kernels.bench.chain import ChainCase
 from tests.kernels.bench.runs import Passes, Timed
 from tests.kernels.criterion import Results, Yardstick
 from tests.kernels.exact import reference, yardstick
@@ -77,7 +78,9 @@ class Worker:
 
     def versions(self) -> dict[str, str]:
         """Return the versions of what computes here."""
-        names = ["torch", "tilelang", "apache-tvm-ffi", "triton"] + ["mamba-ssm"] * (self._lane == Lane.PEER)
+        names = ["torch", "tilelang", "apache-tvm-ffi", "triton", "nvidia-cutlass-dsl"] + ["mamba-ssm"] * (
+            self._lane == Lane.PEER
+        )
         return {name: _version(name) for name in names} | {"cuda": str(torch.version.cuda)}
 
     def ready(self, peer_site: Path | None = None) -> None:
@@ -149,6 +152,17 @@ class Worker:
         """Prepare causal attention with the heads and tokens of `case` for `sample_ms` under the backend's name."""
         self._warm(backend, runs.attention(backend, case))
 
+    def prepare_chain(self, variant: str, case: ChainCase) -> tuple[float, float]:
+        """Prepare a chain of products for `sample_ms` under the variant's name; return its errors, see chain.errors.
+
+        Raises KernelUnsupported if the variant cannot compute it here.
+        """
+        left, rights = chain.make_operands(case)
+        errors = chain.errors(chain.result_of(variant, left, rights), chain.exact(left, rights))
+        run = chain.runner(variant, left, rights)
+        self._warm(variant, Timed(forward=lambda: (run(),), both=lambda: (run(),), names=("out",)))
+        return errors
+
     def check(self, name: str) -> Judged:
         """Return the errors of a prepared problem, the one to be timed, against the float64 reference."""
         timed = self._timed[name]
@@ -174,10 +188,10 @@ class Worker:
         self._graphs[name, passes] = graph
         return None
 
-    def sample_ms(self, name: str, passes: Passes, way: str, repeats: int) -> list[float]:
-        """Return `repeats` times in ms of a prepared problem, `way` "eager" or "graph"."""
+    def sample_ms(self, name: str, passes: Passes, way: str, repeats: int, calls: int = 1) -> list[float]:
+        """Return `repeats` times in ms of a prepared problem, `way` "eager" or "graph", each the mean of `calls`."""
         run = self._graphs[name, passes].replay if way == "graph" else partial(self._timed[name].run, passes)
-        return timing.by_events(run, repeats)
+        return [ms / calls for ms in timing.by_events(lambda: [run() for _ in range(calls)], repeats)]
 
     def kernels_ms(self, name: str, passes: Passes, repeats: int) -> dict[str, float]:
         """Return the milliseconds of every GPU kernel of a prepared problem, slowest first."""
