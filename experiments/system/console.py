@@ -173,6 +173,21 @@ PANELS: Mapping[str, tuple[str, ...]] = {
 }
 """Commands in the order of the program's help, by subject."""
 
+MOVED = {
+    "submit": "ablate run SPEC --detach",
+    "calibration": "ablate nodes calibration",
+    "exec": "ablate offline exec",
+    "import": "ablate offline import",
+    "assess": "ablate offline assess",
+    "receipts": "ablate offline receipts, verify or trace",
+    **{name: f"ablate catalog {name}" for name in ("gates", "recipes", "schema")},
+    **{
+        name: f"ablate admin {name}"
+        for name in ("backup", "keys", "mlflow", "notifications", "priority", "restore", "tokens")
+    },
+}
+"""Commands of release 0.1 and what to type now."""
+
 _HELP = (
     "Is a change to the training stack better, by how much, and can you trust the answer? "
     "Start with `ablate ask` beside your own program, or with `ablate demo`. "
@@ -208,6 +223,7 @@ class _Program(CommandGroup):
     """The commands of all groups. Looking up a command imports groups until one has it."""
 
     entries: ClassVar[tuple[EntryPoint, ...]] = ()
+    advice: ClassVar[Mapping[str, str]] = {name: f"It is now: {words}" for name, words in MOVED.items()}
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # Typer's own class is private
         """Return the names of all commands in the order of `PANELS`."""

@@ -6,7 +6,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from ablate.experiments.outcomes import ExitCode
-from ablate.experiments.system.console import GROUP, PANELS, build
+from ablate.experiments.system.console import GROUP, MOVED, PANELS, build
 
 merged = typer.Typer()
 named = typer.Typer(name="machine")
@@ -78,6 +78,16 @@ def test_every_listed_command_has_its_name_and_prints_its_help() -> None:
     assert listed == [name for names in PANELS.values() for name in names]
     codes = {name: CliRunner().invoke(build(entry_points(group=GROUP)), [name, "--help"]).exit_code for name in listed}
     assert codes == dict.fromkeys(listed, 0)
+
+
+def test_a_command_of_the_first_release_says_what_to_type_now() -> None:
+    program = build(entry_points(group=GROUP))
+    for old, words in MOVED.items():
+        done = CliRunner().invoke(program, [old, "anything"])
+        text = " ".join(done.output.replace("\N{BOX DRAWINGS LIGHT VERTICAL}", " ").split())
+        assert (done.exit_code, f"It is now: {words}" in text) == (ExitCode.USAGE, True), old
+        first, second = words.removeprefix("ablate ").partition(",")[0].split()[:2]
+        assert second == "SPEC" or second in CliRunner().invoke(program, [first, "--help"]).output.split()
 
 
 def test_an_entry_adds_its_command_to_a_group_of_another() -> None:
