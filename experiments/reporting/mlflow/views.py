@@ -49,27 +49,27 @@ ABLATIONS = SavedView(
     id="ablations",
     name="Ablations",
     kind=RunKind.ABLATION,
-    columns={_tag("metric"): 125, _tag("verdict"): 165, _tag("effect"): 135, _tag("interval"): 195, _tag("gates"): 145},
+    columns={_tag("verdict"): 165, _tag("effect"): 115, _tag("interval"): 195, _tag("metric"): 125, _tag("gates"): 145},
     order_by=CREATED,
-    name_width=355,
+    name_width=250,
 )
 VARIANTS = SavedView(
     id="variants",
     name="Variants",
     kind=RunKind.ARM,
     columns={
-        _tag("name"): 130,
-        _tag("metric"): 150,
-        _tag("verdict"): 110,
+        _tag("verdict"): 130,
         _metric("effect_pct"): 100,
         _metric("ci_low_pct"): 100,
         _metric("ci_high_pct"): 100,
+        _tag("metric"): 150,
+        _tag("name"): 130,
         _metric("tokens_per_s"): 120,
         _tag("decision"): 110,
         _tag("gates"): 230,
     },
     order_by=_metric(IMPROVEMENT),
-    name_width=330,
+    name_width=250,
 )
 SAVED_VIEWS = (ABLATIONS, VARIANTS)
 
@@ -110,6 +110,6 @@ def _state(one: SavedView) -> dict[str, Any]:
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "selectedColumns": list(one.columns),
-        "columnOrder": [NAME, *one.columns],
+        "columnOrder": [NAME, *one.columns, CREATED],
         "columnWidths": {NAME: one.name_width, **one.columns},
     }

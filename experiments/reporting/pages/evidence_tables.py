@@ -326,7 +326,7 @@ def _cell(value: object) -> str:
 
 def provenance_table(view: AblationView) -> Table:
     """Return the origin of the numbers; if receipts differ, every value is listed."""
-    receipts = view.receipts
+    receipts, ours = view.receipts, not view.plan.baseline.config.own_process
     rows = [
         ("ablation", view.ablation_id),
         ("spec", view.spec_digest),
@@ -335,19 +335,23 @@ def provenance_table(view: AblationView) -> Table:
         *_signers(view),
         *((("seeds", seeds(view.verdict)),) if view.verdict else ()),
         *((f"arm {arm.name}", arm.digest) for arm in view.plan.arms),
-        ("code", _distinct(r.digests.code for r in receipts)),
-        ("data", _distinct(r.digests.data for r in receipts)),
-        ("git commit", _distinct(r.environment.git_commit for r in receipts)),
-        ("uncommitted patch", _distinct((r.environment.git_dirty_digest for r in receipts), absent="none")),
+        ("code of Ablate", _distinct(r.digests.code for r in receipts)),
+        *([("data", _distinct(r.digests.data for r in receipts))] if ours else []),
+        ("commit of Ablate", _distinct(r.environment.git_commit for r in receipts)),
+        ("uncommitted patch of Ablate", _distinct((r.environment.git_dirty_digest for r in receipts), absent="none")),
         ("node", _distinct(r.environment.node_name for r in receipts)),
         ("device", _distinct(r.environment.device_name for r in receipts)),
         ("serial number", _distinct(_serials(r) for r in receipts)),
-        ("parameters", _distinct(f"{r.parameters:,}" for r in receipts)),
-        ("model FLOPs of one step", _distinct(wording.number(r.flops_per_step) for r in receipts)),
+        *(_sizes(receipts) if ours else ()),
         *((name, _distinct(values)) for name, values in sorted(_versions(receipts).items())),
     ]
     columns = (*texts("item"), *codes("value"))
     return Table(title="Provenance", columns=columns, rows=tuple(row(*pair) for pair in rows))
+
+
+def _sizes(receipts: Sequence[Receipt]) -> Iterator[tuple[str, str]]:
+    yield "parameters", _distinct(f"{r.parameters:,}" for r in receipts)
+    yield "model FLOPs of one step", _distinct(wording.number(r.flops_per_step) for r in receipts)
 
 
 def _signers(view: AblationView) -> Iterator[tuple[str, str]]:
