@@ -39,7 +39,12 @@ class PackedSpec:
     archives: tuple[PackedCode, ...]
     """Without repetitions."""
     packed: tuple[str, ...]
-    """A line for people about each folder or commit that was packed."""
+    """A line for people about each folder or commit that was packed, and warnings."""
+
+
+def tone_of(line: str) -> str:
+    """Return the style in which a line of `packed` is shown."""
+    return "yellow" if line.startswith("warning: ") else "dim"
 
 
 def pack_spec(

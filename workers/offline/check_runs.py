@@ -135,7 +135,7 @@ def _awaited(runs: "Connection[None, CheckRun]", console: Console, words: str, t
     """Return the next run, and show meanwhile which one it is and how long it has taken."""
     console.print(words, style="dim")
     began, every_s = time.monotonic(), _SHOW_EVERY_S[console.is_terminal]
-    with console.status(words) if console.is_terminal else nullcontext() as status:
+    with console.status(words, refresh_per_second=1) if console.is_terminal else nullcontext() as status:
         while not runs.poll(every_s):
             elapsed = f"{words}: {time.monotonic() - began:.0f} s of at most {timeout_s:g} s"
             if status is None:

@@ -110,6 +110,6 @@ def _state(one: SavedView) -> dict[str, Any]:
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "selectedColumns": list(one.columns),
-        "columnOrder": [NAME, *one.columns, CREATED],
+        "columnOrder": [NAME, *one.columns],
         "columnWidths": {NAME: one.name_width, **one.columns},
     }

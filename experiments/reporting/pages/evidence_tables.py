@@ -142,11 +142,13 @@ def arms_table(view: AblationView) -> Table:
     """Return the arms: one row per quantity, one column per arm."""
     names = [arm.name for arm in view.plan.arms[:MOST_ARMS]]
     write = ARM_ROWS | _rows_by_node(view)
-    rows = (row(heading, *(cell(view.arms[name]) for name in names)) for heading, cell in write.items())
+    rows = [(heading, [cell(view.arms[name]) for name in names]) for heading, cell in write.items()]
     return Table(
         title="Arms",
         columns=(*texts("mean over measured trials"), *numbers(*names)),
-        rows=tuple(rows) if view.whole_blocks.blocks else (),
+        rows=tuple(row(heading, *cells) for heading, cells in rows if {*cells} != {wording.NOTHING})
+        if view.whole_blocks.blocks
+        else (),
         note="Over the blocks that count for the arm: those with its own receipt and the baseline's. No mean if a "
         "measured trial lacks the value. Memory: the largest peak over all trials."
         + (" Speeds are not judged." if view.verdict and speed_unjudged(view.verdict) else "")

@@ -50,7 +50,8 @@ VsEnvOption = Annotated[
 MetricOption = Annotated[
     str | None,
     typer.Option(
-        help="What decides: a metric, a line that prints it, such as 'val loss {}', or tensorboard:TAG. Default: speed."
+        help="What decides: a metric, a line that prints it, such as 'val loss {}', or tensorboard:TAG. Such a number "
+        "needs --seed '{seed}' in the command. Default: speed."
     ),
 ]
 BetterOption = Annotated[Literal["lower", "higher"] | None, typer.Option(help="Better direction of --metric.")]
