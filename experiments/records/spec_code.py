@@ -42,11 +42,6 @@ class PackedSpec:
     """A line for people about each folder or commit that was packed, and warnings."""
 
 
-def tone_of(line: str) -> str:
-    """Return the style in which a line of `packed` is shown."""
-    return "yellow" if line.startswith("warning: ") else "dim"
-
-
 def pack_spec(
     content: bytes, content_type: str, folder: Path, commits: Mapping[str, str] = MappingProxyType({})
 ) -> PackedSpec:
