@@ -69,7 +69,7 @@ VARIANTS = SavedView(
         _tag("gates"): 230,
     },
     order_by=_metric(IMPROVEMENT),
-    name_width=250,
+    name_width=330,
 )
 SAVED_VIEWS = (ABLATIONS, VARIANTS)
 
