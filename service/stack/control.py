@@ -71,10 +71,10 @@ def check_devices(files: StackFiles) -> None:
     if is_locked(files):
         return
     program = [*OWN_PYTHON, "-m", "ablate.workers.devices.inventory"]
-    own = child_environment({"ABLATE_HOME": str(files.home)})
-    asked = subprocess.run(program, capture_output=True, text=True, env=own, check=False)
-    if asked.stdout:  # the worker itself says what else is wrong
-        raise StackError(f"no worker can start here: {asked.stdout}")
+    environment = child_environment({"ABLATE_HOME": str(files.home)})
+    problem = subprocess.run(program, capture_output=True, text=True, env=environment, check=False).stdout
+    if problem:  # the worker itself says what else is wrong
+        raise StackError(f"no worker can start here: {problem}")
 
 
 def clean_stale(files: StackFiles, report: Report) -> int:
