@@ -19,11 +19,24 @@ _ABSOLUTE = "^/[^\\u0000-\\u001f\\u007f]{1,1000}$"
 _DIGEST = "^sha256:[0-9a-f]{64}$"
 _COMMIT = "^[0-9a-f]{7,64}$"
 COMMIT = re.compile(_COMMIT[1:-1])
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[^/@\s]+@[^/:\s]+:")
+
+
+def is_url(text: str) -> bool:
+    """Return whether a text is the address of a repository on another machine, such as git@host:repository."""
+    return _URL.match(text) is not None
+
+
+def _refuse_url(text: str) -> None:
+    if is_url(text):
+        hint = f"clone it, and write its folder: git clone {text}"
+        raise refuse(f"code is {shown(text)}, an address; allowed: a folder, because a node fetches nothing", hint)
 
 
 def _check_code(value: object) -> object:
     allowed = "a folder to pack and send, such as '.', an absolute folder on the node"
     if isinstance(value, str):
+        _refuse_url(value)
         if not re.fullmatch(_ANY_FOLDER[1:-1], value):
             detail = f"code {shown(value)} is no folder; allowed: {allowed}"
             raise refuse(detail, "or {git: /srv/git/lab.git, commit: 4f2a9c1}")
@@ -33,6 +46,7 @@ def _check_code(value: object) -> object:
             raise refuse(
                 f"git is {shown(value['git'])}; allowed: a folder beside the spec, or an absolute one on the node"
             )
+        _refuse_url(value["git"])
         _check_commit(value["commit"])
         return dict(value)
     if isinstance(value, Mapping) and set(value) == {ARCHIVE}:

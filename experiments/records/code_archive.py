@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -84,6 +85,13 @@ class PackedCode:
         self.file.seek(0)
         with tarfile.open(fileobj=self.file, mode="r:gz") as tar:
             return frozenset(tar.getnames())
+
+    def mentions(self, pattern: re.Pattern[bytes]) -> bool:
+        """Return whether a file other than Markdown and YAML has text of this pattern."""
+        self.file.seek(0)
+        with tarfile.open(fileobj=self.file, mode="r:gz") as tar:
+            programs = (one for one in tar if one.isfile() and not one.name.endswith((".md", ".yaml", ".yml")))
+            return any(pattern.search(content.read()) for one in programs if (content := tar.extractfile(one)))
 
 
 def pack_code(folder: Path) -> PackedCode:

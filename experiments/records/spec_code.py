@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, TypeGuard
 
 from ablate.experiments.design.load import load_values
 from ablate.experiments.design.problems import listed, nearest, pointer
-from ablate.experiments.design.program_files import ARCHIVE, COMMIT
+from ablate.experiments.design.program_files import ARCHIVE, COMMIT, is_url
 from ablate.experiments.design.workload import COMMAND
 from ablate.experiments.errors import CodeArchiveError, SpecError, SpecProblem
 from ablate.experiments.ids import COMMIT_LABEL
@@ -25,6 +26,8 @@ _Source = tuple[str, str | None]
 _WORKLOAD: _Place = ("workload", "code")
 _EVALUATION: _Place = ("workload", "evaluate", "code")
 _SCRIPTS = (".py", ".sh")
+_READS_SEED = re.compile(rb"(?m)^\s*(?:import|from)\s.*\bablate\b|ABLATE_TRIAL")
+"""In programs that can learn the seed of their trial without an argument."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,7 @@ class PackedSpec:
     archives: tuple[PackedCode, ...]
     """Without repetitions."""
     packed: tuple[str, ...]
-    """A line for people about each folder or commit that was packed."""
+    """A line for people about each folder or commit that was packed, and warnings."""
 
 
 def pack_spec(
@@ -64,6 +67,7 @@ def pack_spec(
     labels = {f"{COMMIT_LABEL}{_arm(place)}": one for place, one in names.items() if one and place != _EVALUATION}
     text, kind = _with_digests(content, content_type, values, _Edits(digests, labels, data))
     lines = [_line(source, packed) for source, packed in by_source.items()]
+    lines += _without_seed(values, archives.values())
     lines += [f"data {one['at']}: {one['path']}, read there" for one in data or () if isinstance(one, Mapping)]
     return PackedSpec(content=text, content_type=kind, archives=tuple(archives.values()), packed=tuple(lines))
 
@@ -105,6 +109,20 @@ def _script_of(command: object) -> str | None:
     if not words or words[0].startswith("/") or "{" in words[0] or {"-c", "-m"}.intersection(before):
         return None
     return str(words[0])
+
+
+def _without_seed(values: Mapping[str, Any], archives: Collection[PackedCode]) -> Iterator[str]:
+    """Warn if a number that the program reports decides, and neither the spec nor the code uses the block's seed."""
+    metrics, verdict = values["workload"].get("metrics"), values.get("verdict")
+    primary = verdict.get("primary") if isinstance(verdict, Mapping) else None
+    decides = primary.get("metric") if isinstance(primary, Mapping) else None
+    if not isinstance(metrics, Mapping) or decides not in metrics or "{seed}" in json.dumps(values, default=str):
+        return
+    if archives and not any(code.mentions(_READS_SEED) for code in archives):  # other code cannot be seen from here
+        yield (
+            f"warning: every block may report the same {decides}, because nothing here uses the block's seed: put "
+            "--seed '{seed}' into the command, or read ablate.trial().seed"
+        )
 
 
 def _absolute(path: Path) -> Path:
@@ -195,7 +213,7 @@ def _is_commit(value: object) -> bool:
 
 
 def _is_relative(code: object) -> TypeGuard[str]:
-    return isinstance(code, str) and code != "" and not code.startswith("/")
+    return isinstance(code, str) and code != "" and not code.startswith("/") and not is_url(code)
 
 
 def _packed(places: Mapping[_Place, _Source], folder: Path) -> dict[_Source, PackedCode]:

@@ -122,9 +122,14 @@ def memory(verdict: Verdict, arm: str) -> Cell:
     return _cell(wording.bytes_change(own - base), memory_delta_mib=(own - base) / 2**20)
 
 
+def requires_loss(verdict: Verdict) -> bool:
+    """Return whether the rule has a requirement on the loss."""
+    return any(requirement["metric"].startswith("loss") for requirement in verdict.rule["require"])
+
+
 def loss(verdict: Verdict, judged: Sequence[RequirementResult]) -> Cell:
     """Return whether the requirements on the loss hold; nothing for a variant without statistics."""
-    if not any(requirement["metric"].startswith("loss") for requirement in verdict.rule["require"]):
+    if not requires_loss(verdict):
         return Cell(text="not asked")
     results = [result for result in judged if result.metric.startswith("loss")]
     broken = [result.metric for result in results if not result.passed and not result.undecided]

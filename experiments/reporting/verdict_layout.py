@@ -148,7 +148,7 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
         lead=" ".join(_lead(verdict, judged)),
         rule=_primary_rule(verdict.rule),
         variants=variants,
-        answers=_exact_table(variants) if is_exact(verdict) else _answers_table(verdict, variants),
+        answers=_exact_table(verdict, variants) if is_exact(verdict) else _answers_table(verdict, variants),
         statistics=_statistics_table(variants),
         requirements=_requirements_table(variants),
         other_metrics=_other_metrics_table(verdict, judged),
@@ -244,31 +244,49 @@ def effect_in_words(verdict: Verdict) -> str:
 
 
 def _answers_table(verdict: Verdict, variants: Sequence[VariantLayout]) -> Table:
+    loss = _loss_column(verdict)
     return Table(
         title="Verdict",
         columns=(
             *texts("variant", "verdict"),
             *numbers("effect", interval_heading(verdict), "MDE", "memory"),
-            *texts("loss", "decision"),
+            *texts(*loss, "decision"),
         ),
-        rows=tuple(row(v.arm, v.word, v.effect, v.interval, v.mde, v.memory, v.loss, v.decision) for v in variants),
+        rows=tuple(
+            row(v.arm, v.word, v.effect, v.interval, v.mde, v.memory, *[v.loss for _ in loss], v.decision)
+            for v in variants
+        ),
         note=f"{effect_in_words(verdict)} Interval: simultaneous for all variants and all askings of the question. "
         "MDE: smallest effect that is detected with "
-        f"80{wording.SPACE}% power. Memory: change of the largest peak in tensors. Loss: its requirements.",
+        f"80{wording.SPACE}% power. Memory: change of the largest peak in tensors.{_of_loss(loss)}",
     )
 
 
-def _exact_table(variants: Sequence[VariantLayout]) -> Table:
+def _loss_column(verdict: Verdict) -> tuple[str, ...]:
+    """Return the heading of the requirements on the loss; none where a loss, or a number of the program, decides."""
+    metric = METRICS.get(verdict.rule["primary"]["metric"])
+    is_cost = metric is not None and metric.kind != "loss" and metric.name not in TARGET_METRICS
+    return ("loss",) if is_cost or verdict_cells.requires_loss(verdict) else ()
+
+
+def _of_loss(loss: Sequence[str]) -> str:
+    return " Loss: its requirements." if loss else ""
+
+
+def _exact_table(verdict: Verdict, variants: Sequence[VariantLayout]) -> Table:
+    loss = _loss_column(verdict)
     return Table(
         title="Verdict",
         columns=(
             *texts("variant", "verdict"),
             *numbers("effect", "of the baseline", "of the variant"),
-            *texts("repeats", "loss", "decision"),
+            *texts("repeats", *loss, "decision"),
         ),
-        rows=tuple(row(v.arm, v.word, v.effect, *v.values, v.interval, v.loss, v.decision) for v in variants),
+        rows=tuple(
+            row(v.arm, v.word, v.effect, *v.values, v.interval, *[v.loss for _ in loss], v.decision) for v in variants
+        ),
         note="This metric has no noise: with the same seed, an arm repeats its value, so there is no interval. "
-        "Repeats: whether they agree here, bit for bit. Loss: its requirements.",
+        f"Repeats: whether they agree here, bit for bit.{_of_loss(loss)}",
     )
 
 

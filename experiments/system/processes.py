@@ -196,6 +196,12 @@ def command_of(pid: int) -> str:
         return ""
 
 
+def variable_of(pid: int, name: str) -> str | None:
+    """Return a variable with which a process started; None if it had none, is gone or hidden."""
+    start = os.fsencode(f"{name}=")
+    return next((os.fsdecode(one[len(start) :]) for one in _environment(pid) if one.startswith(start)), None)
+
+
 def is_alive(pid: int) -> bool:
     """Return whether the process exists and is not a zombie."""
     return _group_of(pid) is not None

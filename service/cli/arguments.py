@@ -130,7 +130,7 @@ def _with_seeds(body: "SpecBody", text: str) -> "SpecBody":
 def print_packed(body: "SpecBody") -> None:
     """Print which folders of code were packed for a spec."""
     for line in body.packed_lines:
-        err().print(f"[dim]{escape(line)}[/]")
+        err().print(f"[{'yellow' if line.startswith('warning: ') else 'dim'}]{escape(line)}[/]")
 
 
 def _commits(values: Sequence[str]) -> dict[str, str]:

@@ -197,7 +197,7 @@ class AskedQuestion:
                 yield f"their processor time decides ({CPU_STEP}), which no waiting is in; by time: --metric {by_time}"
         elif not times.is_quiet:
             yield "the machine is busy: blocks count all the same (max_foreign_load: 99%), with wider intervals;"
-            yield "where the change is in the work of the processors, --metric cpu_s answers with fewer blocks"
+            yield "where the change is in the work of the processors, --metric cpu_s may need fewer blocks"
 
     def _steps(self, times: CheckedTimes) -> dict[str, int]:
         """Return the steps of a trial: as many as its share of the time allows, in turns a fixed work."""

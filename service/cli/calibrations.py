@@ -43,7 +43,8 @@ def calibration_lines(calibration: Calibration) -> Sequence[str]:
     """Return a calibration as lines of rich markup."""
     key = calibration.key
     return [
-        f"[bold]{escape(key.node_class)} {escape(key.device_serial)}[/], {key.recipe}: "
+        f"[bold]{escape(key.node_class)} {escape(key.device_serial)}[/], "
+        f"{wording.metric(calibration.metric)} of {key.recipe}: "
         f"{calibration.blocks} A/A blocks, the last {wording.moment(calibration.measured_at)}",
         f"  sd of d {wording.size_percent(calibration.sd_pct)}, "
         f"at most {wording.size_percent(calibration.sd_upper_pct)} (95 %); "

@@ -254,7 +254,7 @@ class FollowedAblation:
             return ""
         block = self.current.block_id
         place = f"{self.names[block]}{self._on_node(block)}, {self.current.arm}"
-        return f"{place}: {self.steps or 'starting'}{self._time_left}"
+        return f"{place}: {self.steps or 'runs'}{self._time_left}"
 
     @property
     def waits_for(self) -> str:

@@ -344,7 +344,7 @@ def _lanes_that_failed(row: "NodePublic") -> list[str]:
 def calibrations(answer: "CalibrationList") -> RenderableType:
     """Return the noise of devices, and the service's rate of false verdicts."""
     table = TerminalTable(
-        *names("device", "recipe"),
+        *names("device", "recipe", "metric"),
         *numbers("A/A blocks", "sd of d", "at most"),
         *texts("calibrated"),
         *names("last block"),
@@ -356,6 +356,7 @@ def calibrations(answer: "CalibrationList") -> RenderableType:
         table.add_row(
             escape(f"{key.node_class} {key.device_serial}"),
             key.recipe,
+            wording.metric(calibration.metric),
             f"{calibration.blocks:,}",
             wording.size_percent(calibration.sd_pct),
             wording.size_percent(calibration.sd_upper_pct),

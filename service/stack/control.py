@@ -53,6 +53,8 @@ def start(files: StackFiles, report: Report, *, with_worker: bool = True) -> Sta
     """
     check_installed(with_worker=with_worker)
     clean_stale(files, report)
+    if with_worker:
+        check_devices(files)
     if is_locked(files):
         report("note", "a stack already runs or starts here")
     else:
@@ -62,6 +64,17 @@ def start(files: StackFiles, report: Report, *, with_worker: bool = True) -> Sta
         has, option = ("a", f" {NO_WORKER}") if WORKER in state.parts else ("no", "")
         raise StackError(f"the stack of {files.home} already runs and has {has} worker; ablate down, then up{option}")
     return state
+
+
+def check_devices(files: StackFiles) -> None:
+    """Raise StackError if another worker uses the devices of this machine, unless a stack of this home runs."""
+    if is_locked(files):
+        return
+    program = [*OWN_PYTHON, "-m", "ablate.workers.devices.inventory"]
+    environment = child_environment({"ABLATE_HOME": str(files.home)})
+    problem = subprocess.run(program, capture_output=True, text=True, env=environment, check=False).stdout
+    if problem:  # the worker itself says what else is wrong
+        raise StackError(f"no worker can start here: {problem}")
 
 
 def clean_stale(files: StackFiles, report: Report) -> int:

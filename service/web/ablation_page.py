@@ -181,7 +181,7 @@ def _live(row: Row[Any]) -> LiveTrial:
 
 def _steps(row: Row[Any]) -> str:
     if row.steps_done is None:
-        return "starting"
+        return "runs"
     parts = [f"step {wording.share(row.steps_done, row.steps_total)}"]
     if row.tokens_per_s is not None:
         parts.append(f"{wording.number(row.tokens_per_s)} tokens/s")

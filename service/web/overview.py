@@ -14,7 +14,7 @@ from ablate.experiments.design.spec import MIN_BLOCKS
 from ablate.experiments.outcomes import AblationState
 from ablate.experiments.reporting.changes import ChangedArm, changes_in_spec
 from ablate.experiments.reporting.pages.first_screen import LONGEST_CHANGE
-from ablate.experiments.reporting.wording import duration, shorten
+from ablate.experiments.reporting.wording import duration, metric, shorten
 from ablate.service.http.links import below
 from ablate.service.routes.ablations import public
 from ablate.service.routes.nodes import nodes_public
@@ -168,7 +168,8 @@ def calibrated(node: NodePublic, noise: Sequence[CalibrationPublic]) -> str:
     newest = max(own, key=lambda one: one.calibration.measured_at)
     if newest.calibration.blocks < MIN_BLOCKS:
         return f"uncalibrated: {newest.calibration.blocks} of {MIN_BLOCKS} A/A blocks"
-    words = f"calibrated {duration(age_s(newest.calibration.measured_at))} ago for {newest.calibration.key.recipe}"
+    what = f"{metric(newest.calibration.metric)} of {newest.calibration.key.recipe}"
+    words = f"calibrated {duration(age_s(newest.calibration.measured_at))} ago for {what}"
     return words if newest.problem is None else f"{words}, no longer valid: {newest.problem}"
 
 

@@ -68,7 +68,8 @@ def test_a_program_that_never_ends_is_ended_with_its_children(tmp_path: Path) ->
     source = f"import subprocess, time; subprocess.Popen({mark.split()!r}, start_new_session=True); time.sleep(600)"
     code, _rows, errors = checked(write_program(tmp_path / "code", source), "--timeout", "5")
     assert code == 5
-    assert "had not ended after 5 s; give it an argument for fewer steps" in errors
+    assert "3 runs of the program, each of at most 5 s; longer: --timeout SECONDS" in errors.splitlines()[0]
+    assert "had not ended after 5 s; give it longer, such as --timeout 1800, or an argument for fewer steps" in errors
     left = subprocess.run(["pgrep", "-f", mark], capture_output=True, text=True, check=False)
     assert left.stdout == ""
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,25 +11,28 @@ from pathlib import Path
 import pytest
 
 from ablate.experiments.outcomes import ExitCode
-from ablate.workers.devices.device_lock import DeviceLock, lock_addresses
+from ablate.workers.devices.device_lock import DeviceLock, in_use, lock_addresses
 from ablate.workers.errors import DeviceBusy
 from tests.architecture.pages import ROOT
 from tests.integration.worker_service import Service, block, built_in_arm, corpus, processes_of, worker
+from tests.programs import write_program
 from tests.waiting import LIMIT_S, until
+
+ABLATE = [sys.executable, "-c", "from ablate.experiments.system.console import main; main()"]
 
 _HOLD = """
 import sys, time
 from ablate.workers.devices.device_lock import DeviceLock, lock_addresses
-held = DeviceLock(lock_addresses(sys.argv[2:], holder="trainer", scope=sys.argv[1]))
+held = DeviceLock(lock_addresses(sys.argv[3:], holder=sys.argv[1], scope=sys.argv[2]))
 held.take(patience_s=5)
 print("held", flush=True)
 time.sleep(600)
 """
 
 
-def _holder(scope: str, *devices: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", _HOLD, scope, *devices]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def _holder(scope: str, *devices: str, kind: str = "trainer", **variables: str) -> subprocess.Popen[str]:
+    command, own = [sys.executable, "-c", _HOLD, kind, scope, *devices], {**os.environ, **variables}
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=own)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
@@ -54,6 +58,47 @@ def test_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
             holder.kill()
     with _trainer(scope, "core 0", "core 1"):
         pass
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", ["one", "my home"])
+def test_the_stack_that_has_the_cores_is_named_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, frozen: bool
+) -> None:
+    """By `ablate up` and `ablate ask`, which write and start nothing; a check goes on and says so."""
+    other, scope = tmp_path / name, str(tmp_path)
+    monkeypatch.setenv("ABLATE_DEVICE_LOCKS", scope)
+    monkeypatch.setenv("ABLATE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("ABLATE_URL", raising=False)
+    cores = [f"core {core}" for core in sorted(os.sched_getaffinity(0))]
+    addresses = lock_addresses(cores, holder="worker", scope=scope)
+    program = write_program(tmp_path / "code")
+    assert in_use(addresses) is None
+    with _holder(scope, *cores, kind="worker", ABLATE_HOME=str(other), ABLATE_STACK_ID="another") as holder:
+        try:
+            if frozen:
+                os.kill(holder.pid, signal.SIGSTOP)
+            words = in_use(addresses)
+            assert words is not None
+            assert f"{cores[0]} of this machine is in use by process {holder.pid} (" in words
+            assert (
+                f"it is the worker of the stack in {other}: ABLATE_HOME={shlex.quote(str(other))} ablate down" in words
+            )
+            assert in_use(addresses, besides=other) is None
+            assert in_use(addresses, besides=tmp_path / "home") == words
+            ask = ["ask", "--vs=--step 0.05", "--", "python", "train.py", "--step", "0.01"]
+            for command in (["up"], ask):
+                done = subprocess.run([*ABLATE, *command], cwd=program, capture_output=True, text=True, check=False)
+                assert done.returncode == ExitCode.ERROR
+                assert f"no worker can start here: {words}" in " ".join(done.stderr.split())
+            assert not list(program.glob("ask-*")), "nothing was checked"
+            assert not (tmp_path / "home" / "stack.json").exists()
+            check = [*ABLATE, "check", "--", "python", "train.py", "--seed", "{seed}"]
+            done = subprocess.run(check, cwd=program, capture_output=True, text=True, check=False)
+            assert (done.returncode, words in done.stderr) == (0, True), done.stderr
+        finally:
+            holder.kill()
+    assert in_use(addresses) is None
 
 
 def test_lock_is_all_or_nothing(tmp_path: Path) -> None:

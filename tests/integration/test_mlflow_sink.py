@@ -356,15 +356,20 @@ def test_reviewers_see_ablations_alone_each_with_its_answer(server: str) -> None
     with browsers.chromium() as browser:
         user, password = credentials_of(server) or ("", "")
         account: Any = {"username": user, "password": password}
-        page = browser.new_page(viewport={"width": 1900, "height": 900}, http_credentials=account)
+        page = browser.new_page(viewport={"width": 1440, "height": 900}, http_credentials=account)
         page.set_default_timeout(1000 * LIMIT_S)
         page.goto(links.of_ablations(without_credentials(server), done.experiment_id))
         page.get_by_text(name).wait_for()
         names = page.locator("[role=gridcell][col-id='attributes.`Run Name`'] a")
         assert names.all_text_contents() == [name]
-        for column in ("verdict", "effect", "interval", "gates"):
+        assert view.answer is not None
+        (variant,) = view.answer.variants
+        edge = "one.closest('[role=rowgroup]').parentElement.getBoundingClientRect().right"
+        in_view = f"one => one.getBoundingClientRect().right <= {edge}"
+        for column, text in {"verdict": str(variant.word), "effect": variant.effect.text}.items():
             cell = page.locator(f"[role=gridcell][col-id='tags.`ablation.{column}`']")
-            assert cell.inner_text().startswith("psiv-on: ")
+            assert cell.inner_text() == text
+            assert cell.evaluate(in_view), "beside MLflow's assistant"
         names.click()
         page.get_by_text(view.lead, exact=True).wait_for()
         heading = page.get_by_role("heading").filter(has_text=name)

@@ -285,7 +285,7 @@ def test_an_end_brings_the_report(api: Api, visit: Callable[..., Page]) -> None:
     page.locator("#answer").wait_for()
     assert page.locator("main[data-events]").count() == 0, "nothing is left to wait for"
     page.locator("summary", has_text="Tables behind the answer").click()
-    titles = page.locator("#answer details.more > .table > h3")
+    titles = page.locator("#answer details.more", has_text="Tables behind the answer").locator("> .table > h3")
     assert titles.count() > 1
     assert all(title.is_visible() for title in titles.all()), "tables beside each other need their titles"
 

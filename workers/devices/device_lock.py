@@ -6,12 +6,14 @@ network namespace of their own do not see each other's locks.
 """
 
 import hashlib
+import shlex
 import socket
 import struct
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from ablate.experiments.system.processes import command_of
+from ablate.experiments.system.processes import command_of, variable_of
 from ablate.workers.errors import DeviceBusy
 
 TRAINER_PATIENCE_S = 20.0
@@ -22,7 +24,7 @@ _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 64
 _COMMAND_LIMIT = 120  # characters
 _CONNECT_PATIENCE_S = 1.0
-_WAY_OUT = "stop that process, or leave it part of the machine: docs/operate.md, 'Add a worker'"
+_SHARED = "or leave it part of the machine: docs/operate.md, 'A second worker on one machine'"
 
 
 class DeviceLock:
@@ -49,8 +51,7 @@ class DeviceLock:
         deadline = time.monotonic() + patience_s
         while (busy := self._try()) is not None:
             if time.monotonic() >= deadline:
-                device = busy.split(":", 3)[3]
-                raise DeviceBusy(f"{device} of this machine is in use by {_holder(busy)}; {_WAY_OUT}")
+                raise DeviceBusy(_in_use(busy, _holder(busy)))
             time.sleep(_RETRY_S)
 
     def release(self) -> None:
@@ -82,14 +83,43 @@ def lock_addresses(devices: Iterable[str], *, holder: str, scope: str) -> tuple[
     return tuple(f"\0ablate:{digest}:{holder}:{device}" for device in sorted(devices))
 
 
-def _holder(address: str) -> str:
+def in_use(addresses: Iterable[str], *, besides: Path | None = None) -> str | None:
+    """Say which process has the first of these locks that is not free; None if all are. Takes none of them.
+
+    Processes of the state folder `besides` do not count.
+    """
+    for address in addresses:
+        pid = _holder(address)
+        if pid is not None and (besides is None or _home_of(pid) != besides.resolve()):
+            return _in_use(address, pid)
+    return None
+
+
+def _holder(address: str) -> int | None:
+    """Return the process that has a lock, 0 for an unknown one; None if the lock is free."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_CONNECT_PATIENCE_S)
         try:
             probe.connect(address)
             credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except ConnectionRefusedError:
+            return None
         except OSError:
-            return "an unknown process"
-    pid, _user, _group = _CREDENTIALS.unpack(credentials)
-    command = " ".join(command_of(pid).split())[:_COMMAND_LIMIT] or "of another container or user"
-    return f"process {pid} ({command})"
+            return 0
+    return int(_CREDENTIALS.unpack(credentials)[0])
+
+
+def _home_of(pid: int) -> Path | None:
+    home = variable_of(pid, "ABLATE_HOME")
+    return None if home is None else Path(home).resolve()
+
+
+def _in_use(address: str, pid: int | None) -> str:
+    """Say which process has a lock, and what to type."""
+    device, home = address.split(":", 3)[3], _home_of(pid) if pid else None
+    command = " ".join(command_of(pid).split())[:_COMMAND_LIMIT] if pid else ""
+    holder = f"process {pid} ({command or 'of another container or user'})" if pid else "an unknown process"
+    stop = "stop that process"
+    if pid and home is not None and variable_of(pid, "ABLATE_STACK_ID"):
+        stop = f"it is the worker of the stack in {home}: ABLATE_HOME={shlex.quote(str(home))} ablate down"
+    return f"{device} of this machine is in use by {holder}; {stop}, {_SHARED}"

@@ -1,11 +1,12 @@
 """The devices of this machine and its node class.
 
 A probe reads counters, not the momentary state: a slow-down in the middle of a trial shows, and the driver is not
-queried while a step is measured.
+queried while a step is measured. As a program it prints which process keeps a worker from this machine.
 """
 
 import os
 import platform
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ from ablate.experiments.records.messages import DeviceInfo
 from ablate.kernels.backends import NodeClass
 from ablate.model.measurements import GIB
 from ablate.workers.devices.amd_probe import AmdProbe
-from ablate.workers.devices.device_lock import lock_addresses
+from ablate.workers.devices.device_lock import in_use, lock_addresses
 from ablate.workers.devices.node_health import ReleaseProof
 from ablate.workers.devices.nvidia_probe import NvidiaProbe
 from ablate.workers.devices.probe_types import Probe, ProbeResult
@@ -187,3 +188,14 @@ def _cpu_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def main() -> None:
+    """Print which process uses the devices that a worker with these settings would take; nothing if none does."""
+    from ablate.workers.settings import get_settings  # needs a package that an air-gapped node lacks
+
+    sys.stdout.write(in_use(find_devices(get_settings().node_class).locks("worker")) or "")
+
+
+if __name__ == "__main__":
+    main()

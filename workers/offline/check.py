@@ -24,7 +24,9 @@ from ablate.experiments.records.code_archive import pack_code
 from ablate.experiments.records.spec_code import PackedSpec
 from ablate.experiments.system.shell_python import in_shell_python
 from ablate.workers.blocks.surroundings import busiest, process_times, read_load
+from ablate.workers.devices.device_lock import in_use
 from ablate.workers.devices.inventory import find_devices
+from ablate.workers.environment_variables import state_folder
 from ablate.workers.errors import WorkerError
 from ablate.workers.offline.check_runs import Keeper, WantedRun, results_of, secrets_named
 from ablate.workers.offline.checks import CheckedSpec, ProgramCheck, SpecCheck, checks_of
@@ -102,6 +104,7 @@ class _Command:
 def _of_command(wanted: _Command, console: Console, *, as_json: bool) -> Sequence[ProgramCheck]:
     packed = pack_code(wanted.code)
     secrets = secrets_named(wanted.secrets)
+    _say_who_else(console)
     config = CommandArm(
         command=wanted.argv,
         env=wanted.env,
@@ -123,6 +126,13 @@ def _of_command(wanted: _Command, console: Console, *, as_json: bool) -> Sequenc
     return checks
 
 
+def _say_who_else(console: Console) -> None:
+    """Note that a worker of another state folder uses this machine, which keeps one of this folder from it."""
+    problem = in_use(find_devices().locks("worker"), besides=state_folder())
+    if problem is not None:
+        console.print(f"[yellow]note[/] times are not those of this program alone: {escape(problem)}")
+
+
 def _data(path: Path, code: Path) -> str | dict[str, str]:
     """Return the data at a path as a configuration has it: beside the code, or anywhere else."""
     place, folder = path.absolute(), code.absolute()
@@ -133,8 +143,9 @@ def _data(path: Path, code: Path) -> str | dict[str, str]:
 
 def _of_spec(path: Path, console: Console, *, timeout_s: float, as_json: bool) -> Sequence[ProgramCheck]:
     checked = CheckedSpec.read(path)
+    _say_who_else(console)
     for line in checked.packed.packed:
-        console.print(line, style="dim", markup=False)
+        console.print(line, style="yellow" if line.startswith("warning: ") else "dim", markup=False)
     secrets = secrets_named(checked.spec.workload.secrets)
     keeper = Keeper(checked.wanted, checked.packed, origin=checked.origin, secrets=secrets, timeout_s=timeout_s)
     before, processes = read_load(), process_times()

@@ -8,6 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -37,9 +38,11 @@ from ablate.workers.trials.result import TrialOrder, TrialResult, read_result
 
 _LOG_LINES = 15
 _SHORTER = (
-    "give it an argument for fewer steps or epochs, or mark its steps with the module ablate: a check then runs a few "
-    "of them (docs/own-code.md)"
+    "give it longer, such as --timeout 1800, or an argument for fewer steps or epochs, or mark its steps with the "
+    "module ablate: a check then runs a few of them (docs/own-code.md)"
 )
+_SHOW_EVERY_S = {True: 1.0, False: 30.0}
+"""Time between two looks at the clock on a terminal, where one line stays, and elsewhere, where each is a line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +112,11 @@ def results_of(keeper: "Keeper", console: Console, *, until_failure: bool = True
             signal.signal(ending, _leave)
     ended: list[CheckRun] = []
     try:
-        runs = keeper.start()
+        runs, most = keeper.start(), len(keeper.wanted)
+        longest = f"{most} runs of the program, each of at most {keeper.timeout_s:g} s; longer: --timeout SECONDS"
+        console.print(longest, style="dim")
         for number, wanted in enumerate(keeper.wanted, start=1):
-            console.print(f"run {number} of {len(keeper.wanted)}{wanted.words}", style="dim")
-            run = runs.recv()
+            run = _awaited(runs, console, f"run {number} of {most}{wanted.words}", keeper.timeout_s)
             if run.result is None:
                 raise WorkerError(run.error)
             ended.append(run)
@@ -125,6 +129,20 @@ def results_of(keeper: "Keeper", console: Console, *, until_failure: bool = True
     finally:
         keeper.end()
     return ended
+
+
+def _awaited(runs: "Connection[None, CheckRun]", console: Console, words: str, timeout_s: float) -> CheckRun:
+    """Return the next run, and show meanwhile which one it is and how long it has taken."""
+    console.print(words, style="dim")
+    began, every_s = time.monotonic(), _SHOW_EVERY_S[console.is_terminal]
+    with console.status(words, refresh_per_second=1) if console.is_terminal else nullcontext() as status:
+        while not runs.poll(every_s):
+            elapsed = f"{words}: {time.monotonic() - began:.0f} s of at most {timeout_s:g} s"
+            if status is None:
+                console.print(elapsed, style="dim")
+            else:
+                status.update(elapsed)
+    return runs.recv()
 
 
 def _leave(number: int, _frame: object) -> None:
@@ -144,8 +162,8 @@ class Keeper:
         timeout_s: float,
     ) -> None:
         """Prepare runs of the code in `packed`, which was packed from the folder `origin`. Raises SettingsError."""
-        self.wanted = wanted
-        self._packed, self._origin, self._secrets, self._timeout_s = packed, origin, secrets, timeout_s
+        self.wanted, self.timeout_s = wanted, timeout_s
+        self._packed, self._origin, self._secrets = packed, origin, secrets
         self._most_bytes = _most_bytes()
         self._folder = Path(tempfile.gettempdir()) / f"ablate-check-{token_hex(8)}"
         self._process: BaseProcess | None = None
@@ -237,7 +255,7 @@ class Keeper:
         oom_before = kernel_oom_kills()
         process = multiprocessing.get_context("fork").Process(target=trial.main, args=(order,))
         process.start()
-        process.join(self._timeout_s)
+        process.join(self.timeout_s)
         late = process.is_alive()
         end_trial(
             process.pid or 0,
@@ -251,7 +269,7 @@ class Keeper:
         if late:
             own = order.program.evaluate
             runs = own.title if own is not None and order.paths.evaluation.is_dir() else "the program"
-            raise WorkerError(f"{runs} had not ended after {self._timeout_s:g} s; {_SHORTER}")
+            raise WorkerError(f"{runs} had not ended after {self.timeout_s:g} s; {_SHORTER}")
         result = read_result(target)
         if result is not None:
             return result

@@ -236,7 +236,8 @@ class CheckedSpec:
         if may_have_control(self.spec):
             quiet, names = self._allows(load), ", ".join(dict.fromkeys(one.name for one in others))
             detail = f"others take {load:.0%} of the cores' time" + (f" (busiest: {names})" if names else "")
-            detail += f"; the spec allows {self.spec.placement.max_foreign_load:g} %"
+            most = self.spec.placement.max_foreign_load
+            detail += f"; the spec allows {'any load' if most / 100 >= ANY_LOAD else f'{most:g} %'}"
             by_work = self.spec.verdict.primary.metric in ("cpu_s", CPU_STEP)
             other_way = "" if by_work else ", or compare processor time (cpu_step_s, or cpu_s without marked steps)"
             detail += "" if quiet else f": close them{other_way}, or intervals get wider"

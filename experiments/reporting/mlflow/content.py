@@ -36,7 +36,7 @@ class RunKind(StrEnum):
     TRIAL = "trial"
 
 
-LAYOUT = 7
+LAYOUT = 8
 """Increase it when the same view is written differently; the next projection then rewrites every run."""
 ID_TAG, RUN_TAG, DONE_TAG = "ablation.id", "ablation.run", "ablation.projected"
 NOTE_TAG, COMMIT_TAG, DIRTY_TAG = "mlflow.note.content", "mlflow.source.git.commit", "mlflow.source.git.dirty"
@@ -106,8 +106,11 @@ def common_tags(view: AblationView, kind: RunKind, identity: str) -> dict[str, s
 
 
 def source_tags(receipts: Iterable[Receipt]) -> dict[str, str]:
-    """Return the commit that ran and whether its tree was dirty; reruns can add further commits."""
-    ran = [receipt.environment for receipt in receipts]
+    """Return the commit that ran and whether its tree was dirty; reruns can add further commits.
+
+    A program of a user is not in Ablate's repository, so it has none.
+    """
+    ran = [receipt.environment for receipt in receipts if not receipt.config.own_process]
     commits = sorted({environment.git_commit for environment in ran if environment.git_commit})
     dirty = any(environment.git_dirty_digest is not None for environment in ran)
     return {COMMIT_TAG: ", ".join(commits), DIRTY_TAG: str(dirty).lower()} if commits else {}

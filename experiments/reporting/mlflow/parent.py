@@ -89,7 +89,9 @@ def _answer_columns(variants: Sequence[VariantLayout]) -> dict[str, str]:
 
 
 def _by_arm(cells: dict[str, str]) -> str:
-    return wording.shorten("; ".join(f"{arm}: {text}" for arm, text in cells.items()), LONGEST_COLUMN)
+    """Return the cells with their arms after them, because MLflow cuts the end; a single arm is not named."""
+    named = cells.values() if len(cells) == 1 else (f"{text} ({arm})" for arm, text in cells.items())
+    return wording.shorten("; ".join(named), LONGEST_COLUMN)
 
 
 def _circumstances(verdict: Verdict) -> dict[str, str]:

@@ -142,11 +142,13 @@ def arms_table(view: AblationView) -> Table:
     """Return the arms: one row per quantity, one column per arm."""
     names = [arm.name for arm in view.plan.arms[:MOST_ARMS]]
     write = ARM_ROWS | _rows_by_node(view)
-    rows = (row(heading, *(cell(view.arms[name]) for name in names)) for heading, cell in write.items())
+    rows = [(heading, [cell(view.arms[name]) for name in names]) for heading, cell in write.items()]
     return Table(
         title="Arms",
         columns=(*texts("mean over measured trials"), *numbers(*names)),
-        rows=tuple(rows) if view.whole_blocks.blocks else (),
+        rows=tuple(row(heading, *cells) for heading, cells in rows if {*cells} != {wording.NOTHING})
+        if view.whole_blocks.blocks
+        else (),
         note="Over the blocks that count for the arm: those with its own receipt and the baseline's. No mean if a "
         "measured trial lacks the value. Memory: the largest peak over all trials."
         + (" Speeds are not judged." if view.verdict and speed_unjudged(view.verdict) else "")
@@ -326,7 +328,7 @@ def _cell(value: object) -> str:
 
 def provenance_table(view: AblationView) -> Table:
     """Return the origin of the numbers; if receipts differ, every value is listed."""
-    receipts = view.receipts
+    receipts, ours = view.receipts, not view.plan.baseline.config.own_process
     rows = [
         ("ablation", view.ablation_id),
         ("spec", view.spec_digest),
@@ -335,19 +337,23 @@ def provenance_table(view: AblationView) -> Table:
         *_signers(view),
         *((("seeds", seeds(view.verdict)),) if view.verdict else ()),
         *((f"arm {arm.name}", arm.digest) for arm in view.plan.arms),
-        ("code", _distinct(r.digests.code for r in receipts)),
-        ("data", _distinct(r.digests.data for r in receipts)),
-        ("git commit", _distinct(r.environment.git_commit for r in receipts)),
-        ("uncommitted patch", _distinct((r.environment.git_dirty_digest for r in receipts), absent="none")),
+        ("code of Ablate", _distinct(r.digests.code for r in receipts)),
+        *([("data", _distinct(r.digests.data for r in receipts))] if ours else []),
+        ("commit of Ablate", _distinct(r.environment.git_commit for r in receipts)),
+        ("uncommitted patch of Ablate", _distinct((r.environment.git_dirty_digest for r in receipts), absent="none")),
         ("node", _distinct(r.environment.node_name for r in receipts)),
         ("device", _distinct(r.environment.device_name for r in receipts)),
         ("serial number", _distinct(_serials(r) for r in receipts)),
-        ("parameters", _distinct(f"{r.parameters:,}" for r in receipts)),
-        ("model FLOPs of one step", _distinct(wording.number(r.flops_per_step) for r in receipts)),
+        *(_sizes(receipts) if ours else ()),
         *((name, _distinct(values)) for name, values in sorted(_versions(receipts).items())),
     ]
     columns = (*texts("item"), *codes("value"))
     return Table(title="Provenance", columns=columns, rows=tuple(row(*pair) for pair in rows))
+
+
+def _sizes(receipts: Sequence[Receipt]) -> Iterator[tuple[str, str]]:
+    yield "parameters", _distinct(f"{r.parameters:,}" for r in receipts)
+    yield "model FLOPs of one step", _distinct(wording.number(r.flops_per_step) for r in receipts)
 
 
 def _signers(view: AblationView) -> Iterator[tuple[str, str]]:

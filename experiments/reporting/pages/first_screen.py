@@ -8,7 +8,7 @@ import numpy as np
 
 from ablate.experiments.analysis.statistics import mean_of
 from ablate.experiments.analysis.verdicts import Cause, Comparison, ExactComparison, VariantVerdict, Verdict
-from ablate.experiments.block_numbers import block_name
+from ablate.experiments.block_numbers import block_name, block_number
 from ablate.experiments.design.metrics import METRICS, WINDOW_METRICS
 from ablate.experiments.outcomes import Outcome, VerdictWord
 from ablate.experiments.records.receipts import Receipt, read_named
@@ -31,6 +31,8 @@ LONGEST_CHANGE = 160
 """Characters of a variant's changes beside its verdict."""
 WORTH_LOAD = 0.1
 """Share of CPU time taken by other processes from which the page warns."""
+MOST_TRIAL_ROWS = 200
+"""Blocks whose values the page shows."""
 WORTH_DRIFT_PCT = 1.0
 """Drift of the baseline over the blocks from which the page warns."""
 
@@ -257,6 +259,38 @@ def deciding_values(view: AblationView) -> Table | None:
         rows=tuple(rows),
         note="Means over the trials that count. The change is the mean of the pairs of a block.",
     )
+
+
+def trial_values(view: AblationView) -> Table | None:
+    """Return the deciding metric of every trial, a row for each block; None without any value."""
+    if view.verdict is None:
+        return None
+    metric, arms = view.verdict.rule["primary"]["metric"], [arm.name for arm in view.plan.arms]
+    counts = {receipt.digest for arm in arms for receipt in view.whole_blocks.of(arm)}
+    values: dict[int, dict[str, Cell]] = {}
+    for receipt in view.receipts:
+        value = read_named(metric, receipt) if receipt.outcome is Outcome.MEASURED else None
+        text = str(receipt.outcome) if value is None else _shown(metric, (value,))[0]
+        note = "" if receipt.digest in counts or value is None else "does not count"
+        own = {} if value is None else {"value": value}
+        values.setdefault(receipt.ids.block_index, {})[receipt.arm] = Cell(text=text, note=note, numbers=own)
+    if not any(cell.numbers for own in values.values() for cell in own.values()):
+        return None
+    blank = Cell(text=wording.NOTHING)
+    return Table(
+        title=f"Every trial: {_with_unit(metric)}",
+        columns=(*texts("block"), *numbers(*arms)),
+        rows=tuple(
+            row(str(block_number(index)), *(own.get(arm, blank) for arm in arms))
+            for index, own in sorted(values.items())[:MOST_TRIAL_ROWS]
+        ),
+        note=f"The first {MOST_TRIAL_ROWS} of {len(values):,} blocks." if len(values) > MOST_TRIAL_ROWS else "",
+    )
+
+
+def _with_unit(metric: str) -> str:
+    label = wording.metric(metric)
+    return f"{label}, {wording.unit(metric)}" if metric in METRICS and not _is_memory(metric) else label
 
 
 def _row(view: AblationView, verdict: Verdict, variant: VariantLayout | None) -> tuple[Cell, ...]:

@@ -17,7 +17,7 @@ from ablate.experiments.reporting.changes import changed_arms
 from ablate.experiments.reporting.pages import circumstance_tables, evidence_tables
 from ablate.experiments.reporting.pages.circumstance_tables import rule_in_words
 from ablate.experiments.reporting.pages.evidence_tables import compilation_table
-from ablate.experiments.reporting.pages.first_screen import deciding_values, first_screen
+from ablate.experiments.reporting.pages.first_screen import deciding_values, first_screen, trial_values
 from ablate.experiments.reporting.pages.page_templates import make_environment
 from ablate.experiments.reporting.pages.program_tables import program_tables
 from ablate.experiments.reporting.pictures import registry
@@ -44,6 +44,7 @@ def render(view: AblationView) -> str:
             changed=changed_arms(view.plan.arms),
             first=first_screen(view),
             deciding=deciding_values(view),
+            trials=trial_values(view),
             glance=_glance(view),
             pictures=pictures,
             curve=curve,

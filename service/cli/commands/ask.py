@@ -50,7 +50,8 @@ VsEnvOption = Annotated[
 MetricOption = Annotated[
     str | None,
     typer.Option(
-        help="What decides: a metric, a line that prints it, such as 'val loss {}', or tensorboard:TAG. Default: speed."
+        help="What decides: a metric, a line that prints it, such as 'val loss {}', or tensorboard:TAG. Such a number "
+        "needs --seed '{seed}' in the command. Default: speed."
     ),
 ]
 BetterOption = Annotated[Literal["lower", "higher"] | None, typer.Option(help="Better direction of --metric.")]
@@ -59,6 +60,7 @@ DataOption = Annotated[
 ]
 StepsOption = Annotated[int | None, typer.Option(min=1, max=10_000, help="Steps of a trial's window.")]
 BlocksOption = Annotated[int, typer.Option(min=MIN_BLOCKS, help="Blocks; each runs every arm once.")]
+TimeoutOption = Annotated[float, typer.Option(min=1, help="Seconds that one run of the check may take.")]
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -73,6 +75,7 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     data: DataOption = None,
     steps: StepsOption = None,
     blocks: BlocksOption = MIN_BLOCKS,
+    timeout: TimeoutOption = 300.0,
     as_json: StreamOption = False,
 ) -> None:
     """Ask whether a change of your own program is better: check it, measure it, and show the answer.
@@ -97,8 +100,10 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     )
     for arm, line in question.command_lines():
         err().print(f"[bold]{escape(arm)}[/]  {escape(line)}", soft_wrap=True)
-    file = Path(f"{question.name}.yaml")
-    code, question, times = checked(question, lambda one: _check(file, one))
+    file, has_service = Path(f"{question.name}.yaml"), bool(get_client_settings().url)
+    if not has_service:
+        _start_stack(only_check=True)
+    code, question, times = checked(question, lambda one: _check(file, one, timeout))
     if code:
         err().print(f"not measured, because the check failed; the spec is {escape(str(file))}")
         raise typer.Exit(code)
@@ -107,7 +112,7 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         err().print(line)
     err().print(f"wrote {escape(str(file))}: the question, and the rule that answers it")
     _say_how_long(question, times)
-    if not get_client_settings().url:
+    if not has_service:
         _start_stack()
     _id, verdict = run_spec(read_spec(str(file)), as_json=as_json)
     raise typer.Exit(exit_code(verdict.variants, None))
@@ -121,13 +126,16 @@ def _say_how_long(question: AskedQuestion, times: CheckedTimes) -> None:
         err().print("sooner: an argument for fewer steps or epochs, or marked steps (docs/own-code.md)")
 
 
-def _start_stack() -> None:
-    """Start the stack of this home unless it runs."""
+def _start_stack(*, only_check: bool = False) -> None:
+    """Start the stack of this home unless it runs, or only check that the devices of this machine are free for it."""
     from ablate.service.cli.stack_commands import print_progress  # imports the settings of the service
     from ablate.service.stack import control
     from ablate.service.stack.layout import home_files
 
-    control.start(home_files(), print_progress)
+    if only_check:
+        control.check_devices(home_files())
+    else:
+        control.start(home_files(), print_progress)
 
 
 def _words(values: Sequence[str]) -> tuple[str, ...]:
@@ -161,10 +169,11 @@ def _write(file: Path, values: dict[str, Any]) -> None:
     write_whole(file, head + spec_yaml(values).decode())
 
 
-def _check(file: Path, question: AskedQuestion) -> tuple[int, CheckedTimes]:
+def _check(file: Path, question: AskedQuestion, timeout_s: float) -> tuple[int, CheckedTimes]:
     """Run a short trial of every arm; return the exit code of the check and the times. Exits if nothing could run."""
     _write(file, question.spec())
-    done = subprocess.run([*_CHECK, str(file)], stdout=subprocess.PIPE, text=True, check=False)
+    command = [*_CHECK, "--timeout", f"{timeout_s:g}", str(file)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout:
         raise typer.Exit(done.returncode)
     times = CheckedTimes.read(done.stdout)

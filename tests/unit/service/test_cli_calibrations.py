@@ -1,11 +1,15 @@
 """What `ablate aa` says at its end: the noise that it found and what can be asked at it."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
 from ablate.experiments.analysis.sizing import size_of
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.records.calibration import Calibration, Ledger
+from ablate.service.cli import tables
 from ablate.service.cli.calibrations import calibration_lines, noise_lines
 from ablate.service.schemas.nodes import CalibrationList, CalibrationPublic
 from tests.calibrations import make_block, noisy_blocks
@@ -45,6 +49,17 @@ def test_what_does_not_admit_says_why_and_what_mends_it() -> None:
     enough = calibrate(KEY, [make_block(index, difference=0.01 * (-1) ** index) for index in range(6)])
     assert "with 20 A/A blocks they would detect smaller effects" in said(known(enough), enough.ablations[0])
     assert "It measured no noise" in said(known(few), "abl_other")
+
+
+def test_each_row_names_its_metric() -> None:
+    keys = [KEY, KEY.model_copy(update={"metric": "val_loss"})]
+    items = [known(calibrate(key, noisy_blocks())).items[0] for key in keys]
+    console = Console(width=200, file=io.StringIO())
+    console.print(tables.calibrations(CalibrationList(items=items, ledger=Ledger(), statement="")))
+    heading, _line, *rows = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    place = heading.index("metric")
+    assert [row[place:].split()[0] for row in rows[:2]] == ["throughput", "val_loss"]
+    assert "throughput of " in calibration_lines(items[0].calibration)[0]
 
 
 @pytest.mark.parametrize("blocks", [6, 20])

@@ -29,7 +29,7 @@ def test_followed_ablation_names_the_running_arm_and_its_progress() -> None:
     followed.apply(_event("trial.progress", "trl_9", data={"steps_done": 1}))
     assert followed.trial_text == "", "an unknown trial"
     followed.apply(_event("trial.state", "trl_1", to="running"))
-    assert followed.trial_text == "block 1/6, psiv-on: starting"
+    assert followed.trial_text == "block 1/6, psiv-on: runs"
     followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 3, "steps_total": 14, "loss": 8.2}))
     assert followed.trial_text == "block 1/6, psiv-on: step 3/14, loss 8.200"
 
@@ -97,7 +97,7 @@ def test_a_block_that_runs_no_more_has_no_steps(state: str) -> None:
     followed.apply(_event("block.state", "blk_1", to=state))
     assert followed.trial_text == ""
     followed.apply(_event("trial.state", "trl_2", to="running"))
-    assert followed.trial_text == "block 2/6, psiv-on: starting"
+    assert followed.trial_text == "block 2/6, psiv-on: runs"
 
 
 def test_followed_ablation_says_what_a_queued_ablation_waits_for() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ablate.experiments.design.load import load_values
+from ablate.experiments.design.load import load_values, parse_spec
 from ablate.experiments.errors import SpecError
 from ablate.experiments.records.code_archive import pack_code
 from ablate.experiments.records.spec_code import pack_spec
@@ -269,6 +269,70 @@ def test_every_folder_that_cannot_be_packed_is_told_by_its_pointer(lab: Path) ->
     assert set(details) == {"#/workload/code", "#/variants/b~1c/code", "#/variants/d/code"}
     assert "absent' is no folder" in details["#/workload/code"]
     assert "has no files" in details["#/variants/b~1c/code"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "git://host/repo.git",
+            "https://host/a/b",
+            "ssh://git@host/r.git",
+            "git@host.example:a/b.git",
+            "file:///srv/r",
+        ),
+        *("FTP://h/x", "svn+ssh://h/x"),
+    ],
+)
+@pytest.mark.parametrize("code", ["{{git: '{0}', commit: 4f2a9c1}}", "'{0}'"])
+@pytest.mark.parametrize("place", ["workload", "variant"])
+def test_an_address_is_refused_as_it_was_written_with_what_to_type(
+    lab: Path, address: str, code: str, place: str
+) -> None:
+    values = command_values(workload__code="one")
+    own = values["workload"] if place == "workload" else values["variants"]["fused"]
+    own["code"] = yaml.safe_load(code.format(address))
+    packed = pack_spec(yaml.safe_dump(values).encode(), YAML, lab)
+    with pytest.raises(SpecError) as caught:
+        parse_spec(packed.content, packed.content_type)
+    (problem,) = caught.value.problems
+    assert f"code is '{address}', an address; allowed: a folder" in problem.detail
+    assert problem.hint == f"clone it, and write its folder: git clone {address}"
+
+
+@pytest.mark.parametrize("folder", ["a@b", "one:two", "./a@b:c", "x/y@z:w"])
+def test_a_folder_whose_name_looks_like_an_address_is_packed(lab: Path, folder: str) -> None:
+    write_program(lab / folder, "print(0)")
+    values = command_values(workload__code=folder)
+    assert pack_spec(yaml.safe_dump(values).encode(), YAML, lab).archives
+
+
+USES_SEED = {
+    "nothing": (False, {}, "print(0)  # ablate: a study"),
+    "an argument": (True, {"command": ["python", "train.py", "--seed={seed}"]}, "print(0)"),
+    "the module": (True, {}, "import torch\nimport ablate\n"),
+    "one of several imports": (True, {}, "import os, ablate\n"),
+    "an import in a function": (True, {}, "def f():\n    from ablate import trial\n"),
+    "the variable": (True, {}, "import os\nprint(os.environ['ABLATE_TRIAL'])"),
+    "code that is not here": (True, {"code": "/srv/lab"}, "print(0)"),
+    "another module": (False, {}, "import ablated\n"),
+}
+
+
+@pytest.mark.parametrize("case", USES_SEED)
+@pytest.mark.parametrize("decides", [True, False])
+def test_a_number_that_no_seed_can_change_is_named_before_the_runs(lab: Path, case: str, decides: bool) -> None:
+    uses, changes, source = USES_SEED[case]
+    write_program(lab / "three", source)
+    (lab / "three" / "notes.md").write_text("import ablate\n")
+    metrics = {"val_bpb": {"better": "lower"}}
+    own = {"command": ["python", "train.py"], "code": "three", "metrics": metrics, **changes}
+    primary = {"metric": "val_bpb" if decides else "process_s", "margin": "1%"}
+    values = command_values(workload=own, verdict={"primary": primary})
+    lines = pack_spec(yaml.safe_dump(values).encode(), YAML, lab).packed
+    warned = [line for line in lines if "every block may report the same val_bpb" in line]
+    assert len(warned) == (decides and not uses), lines
+    assert all("--seed '{seed}'" in line for line in warned)
 
 
 JUDGED = "workload:\n  command: [a]\n  code: one\n  evaluate: {} # mine\nvariants: {{x: {{code: two}}}}\n"

@@ -1,8 +1,10 @@
 """A declared metric that decides, on the page, in the terminal, in Markdown and in MLflow."""
 
+import dataclasses
 import html
 import io
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from ablate.experiments.records.program_report import EvaluationReport
 from ablate.experiments.records.receipts import seal
 from ablate.experiments.reporting.mlflow.parent import parent
 from ablate.experiments.reporting.mlflow.runs import children
+from ablate.experiments.reporting.pages.first_screen import trial_values
 from ablate.experiments.reporting.pages.report import render
 from ablate.experiments.reporting.pictures.trials import logged_curves
 from ablate.experiments.reporting.terminal.markdown import verdict_markdown
@@ -79,6 +82,36 @@ def test_every_medium_says_the_direction(better: str, word: str, decision: str, 
     assert 0.9 < values["val_bpb"] < 1.1
     assert len([point for point in runs["arm/fused"].points if point.key == "difference_pct"]) == 6
     assert parent(view, page).tags["ablation.metric"] == "val_bpb"
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_the_page_shows_the_number_of_every_trial_and_no_model_of_ours(zero: bool) -> None:
+    view = view_of("lower", zero=zero)
+    table = trial_values(view)
+    assert table is not None
+    assert [column.heading for column in table.columns] == ["block", *(arm.name for arm in view.plan.arms)]
+    shown = {
+        (cells[0].text, arm.name): cell.numbers["value"]
+        for cells in table.rows
+        for arm, cell in zip(view.plan.arms, cells[1:], strict=True)
+    }
+    measured = {
+        (str(receipt.ids.block_index + 1), receipt.arm): receipt.program.reported["val_bpb"]
+        for receipt in view.receipts
+        if receipt.program
+    }
+    assert shown == measured
+    assert len(shown) == 12
+    assert "not asked" not in terminal(view)
+    commits = {"environment": view.receipts[0].environment.model_copy(update={"git_commit": "43b7f4e91c0d"})}
+    trials = [dataclasses.replace(t, receipt=t.receipt.model_copy(update=commits)) for t in view.trials if t.receipt]
+    view = dataclasses.replace(view, trials=tuple(trials))
+    page = html.unescape(render(view))
+    assert all(f"{value:.6g}" in page for value in measured.values())
+    assert "<summary>Every trial: val_bpb</summary>" in page
+    assert re.search("commit of Ablate.*43b7f4e91c0d", page, re.DOTALL)
+    assert not re.search(">(git commit|parameters|data|code|model FLOPs of one step)<", page.partition("Provenance")[2])
+    assert not {"mlflow.source.git.commit", "mlflow.source.git.dirty"} & set(parent(view, page).tags)
 
 
 def test_a_value_without_a_ratio_is_named_everywhere() -> None:

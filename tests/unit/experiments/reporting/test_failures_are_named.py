@@ -7,9 +7,11 @@ from collections.abc import Mapping
 import pytest
 
 from ablate.experiments.outcomes import BASELINE, Decision, Outcome, VerdictWord
+from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.mlflow.content import NOTE_TAG, RunContent
 from ablate.experiments.reporting.mlflow.runs import children
 from ablate.experiments.reporting.pages import evidence_tables
+from ablate.experiments.reporting.pages.first_screen import trial_values
 from ablate.experiments.reporting.sentences import sentence
 from ablate.experiments.reporting.terminal.markdown import verdict_markdown
 from ablate.experiments.reporting.verdict_layout import short_answer
@@ -58,6 +60,26 @@ def test_every_end_is_named_and_costs_nobody_else_anything(sound: AblationView, 
             _named_everywhere(view, runs, variant.arm, variant.reason)
             assert re.search(rf"{variant.arm} in block \d is {outcome}", variant.reason)
     _every_trial_says_why(view, runs, ended)
+    shown = _values(view)
+    assert shown.keys() == {(str(index + 1), arm.name) for index in range(BLOCKS) for arm in view.plan.arms}
+    for (block, arm), text in shown.items():
+        end = ended.get((arm, int(block) - 1), Outcome.MEASURED)
+        is_number = re.fullmatch(r"[\d,.]+", text) is not None
+        assert is_number if end is Outcome.MEASURED else text == (end or wording.NOTHING)
+
+
+def _values(view: AblationView) -> dict[tuple[str, str], str]:
+    """Return the cells of the table of all trials by block and arm."""
+    table = trial_values(view)
+    assert table is not None
+    arms = [column.heading for column in table.columns[1:]]
+    return {(str(cells[0]), arm): str(cell) for cells in table.rows for arm, cell in zip(arms, cells[1:], strict=True)}
+
+
+def test_a_trial_without_a_baseline_beside_it_is_shown_and_does_not_count(sound: AblationView) -> None:
+    shown = _values(views.with_outcomes(sound, {(BASELINE, 2): None}))
+    assert {block for (block, _arm), text in shown.items() if text.endswith("(does not count)")} == {"3"}
+    assert shown["3", BASELINE] == wording.NOTHING
 
 
 def _named_everywhere(view: AblationView, runs: list[RunContent], arm: str, reason: str) -> None:

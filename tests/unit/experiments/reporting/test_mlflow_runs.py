@@ -153,8 +153,11 @@ def test_name_and_note_begin_with_the_answer(view: AblationView) -> None:
     assert metrics(run)["effect_pct"] == pytest.approx(2.49, abs=0.01)
     assert [metrics(run)[f"variants_{word}"] for word in ("adopt", "reject", "invalid")] == [1, 2, 1]
     assert view.question in run.tags[NOTE_TAG]
-    assert run.tags["ablation.gates"].startswith("psiv-on: psiv_cache false → true; chunk-32: chunk_size 16 → 32")
-    assert run.tags["ablation.effect"].startswith("psiv-on: +2.49")
+    assert run.tags["ablation.gates"].startswith("psiv_cache false → true (psiv-on); chunk_size 16 → 32 (chunk-32)")
+    assert run.tags["ablation.verdict"].startswith("▲ better (psiv-on); ▼ worse (chunk-32)"), "MLflow cuts the end"
+    alone = parent(views.view(arms={name: views.EFFECTS[name] for name in ("baseline", "psiv-on")}, num_blocks=6), "")
+    assert (alone.tags["ablation.verdict"], alone.tags["ablation.gates"]) == ("▲ better", "psiv_cache false → true")
+    assert run.tags["ablation.effect"].startswith("+2.49\N{NO-BREAK SPACE}% (psiv-on); ")
 
 
 def test_the_parent_carries_what_it_was_made_from(view: AblationView) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from ablate.experiments.analysis.answer import gain_pct
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.metrics import PRIMARY_METRICS
 from ablate.experiments.outcomes import Decision, VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED, Admission
 from ablate.experiments.reporting import wording
@@ -294,6 +295,20 @@ def test_loss_of_a_variant_without_statistics_is_neither_passed_nor_not_asked() 
     assert losses == {"psiv-on": "ok", "chunk-32": "ok", "tma": "\N{EN DASH}", "psiv-chunk-64": "\N{EN DASH}"}
     free = judge(make_plan(), make_spec(), make_receipts(make_plan()), CALIBRATED)
     assert {str(variant.loss) for variant in lay_out(free).variants} == {"not asked"}
+
+
+@pytest.mark.parametrize("metric", PRIMARY_METRICS)
+def test_the_loss_is_a_column_where_something_else_decides_or_the_rule_asks_for_it(metric: str) -> None:
+    verdict = judge(make_plan(), make_spec(), make_receipts(make_plan()), CALIBRATED)
+    is_of_learning = metric.startswith("loss") or metric.endswith("_to_loss")
+    for asked in ([], [{"metric": "loss_val", "max_delta": 0.1}]):
+        rule = {**verdict.rule, "primary": {**verdict.rule["primary"], "metric": metric}, "require": asked}
+        table = lay_out(verdict.model_copy(update={"rule": rule})).answers
+        headings = [column.heading for column in table.columns]
+        assert ("loss" in headings) == (bool(asked) or not is_of_learning)
+        assert "not asked" not in str(table) if is_of_learning else True
+        assert ("Loss: its requirements" in table.note) == ("loss" in headings)
+        assert {len(cells) for cells in table.rows} == {len(headings)}
 
 
 def test_a_failed_requirement_is_said_in_the_table_and_in_the_explanation() -> None:
