@@ -104,7 +104,7 @@ def _check_recurrence(config: TrainConfig) -> None:
         ("value_width", own.value_width, FUSED_VALUES),
     ):
         if size not in sizes:
-            detail = f"is fused, which takes a {name} of {', '.join(map(str, sizes))}; it is {size}; allowed: loop"
+            detail = f"is fused, which takes {name} {', '.join(map(str, sizes))}; it is {size}; allowed: loop"
             raise ConfigError("model.recurrence.walk", detail)
 
 

@@ -364,7 +364,7 @@ _ENTRIES = (
         tried_on_gpus=("fused",),
         block="R",
         proof="the loop, or the function that launches the kernels, records it",
-        blind_to="nothing: both compute in float32, one by one token",
+        blind_to="how the kernels divide a state among threads",
         **_attested_by(ModelFact.RECURRENCE),
     ),
     Gate(

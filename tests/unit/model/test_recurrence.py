@@ -162,3 +162,16 @@ def test_devices_and_float8_are_refused():
     check_mesh(TrainConfig(model=model, mesh=MeshConfig(devices=2)))
     with pytest.raises(ConfigError, match=r"is fp8, which block 'R' \(matrix-state recurrence\) cannot do"):
         check_back_ends(TrainConfig(model=config_of(projections="fp8"), dtype="bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given"),
+    [
+        ({"key_width": 16}, "key_width 32, 64, 128; it is 16"),
+        ({"value_width": 32, "key_width": 64}, "value_width 8, 16; it is 32"),
+    ],
+)
+def test_sizes_that_the_kernels_lack_are_refused(sizes, given):
+    own = RecurrenceConfig(walk="fused", **sizes)
+    with pytest.raises(ConfigError, match=rf"walk: is fused, which takes {given}; allowed: loop"):
+        check_back_ends(TrainConfig(model=config_of(recurrence=own), dtype="bfloat16"))
