@@ -23,7 +23,7 @@ from ablate.experiments.records.calibration import AABlock, Calibration
 Array: TypeAlias = NDArray[np.float64]
 
 STRENGTHS: Array = np.arange(91) / 100
-"""Autocorrelations of neighbouring blocks that count; with a stronger one a few blocks are no evidence on their mean."""
+"""Autocorrelations of neighbouring blocks; with a stronger one a few blocks are no evidence on their mean."""
 LIKELY = 0.95
 """The strongest autocorrelation counts that is at least so many times as likely as the likeliest one."""
 

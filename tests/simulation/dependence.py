@@ -121,7 +121,7 @@ def dependent(
 
 
 def _autoregressive(fresh: Array, share: float) -> Array:
-    """Return stationary first-order autoregressive noise of variance one along the last axis, from independent noise."""
+    """Return independent noise as stationary first-order autoregressive noise of variance one along the last axis."""
     scaled = fresh * np.where(np.arange(fresh.shape[-1]) == 0, 1.0, (1 - share**2) ** 0.5)
     return np.asarray(signal.lfilter([1.0], [1.0, -share], scaled, axis=-1), dtype=np.float64)
 

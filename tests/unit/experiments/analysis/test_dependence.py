@@ -58,7 +58,8 @@ def densely(d, columns, share):
 @given(st.integers(4, 24), st.integers(0, 2), st.integers(0, 2**32 - 1))
 def test_the_likelihood_is_that_of_all_correlations_together(number, covariates, seed):
     rng = np.random.default_rng(seed)
-    d, x = rng.normal(1, 10 ** rng.uniform(-6, 3), number), rng.permutation([-1.0, 2.0, *rng.choice([-2, 1], number - 2)])
+    d = rng.normal(1, 10 ** rng.uniform(-6, 3), number)
+    x = rng.permutation([-1.0, 2.0, *rng.choice([-2, 1], number - 2)])
     columns = ([], [x], [np.ones(number), x])[covariates]
     expected = np.array([densely(d, columns, share) for share in STRENGTHS])
     shown = likelihood(d, *columns)
