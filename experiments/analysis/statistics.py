@@ -26,6 +26,8 @@ STRENGTHS: Array = np.arange(91) / 100
 """Autocorrelations of neighbouring blocks; with a stronger one a few blocks are no evidence on their mean."""
 LIKELY = 0.95
 """The strongest autocorrelation counts that is at least so many times as likely as the likeliest one."""
+UNLIKELY = 0.15
+"""Blocks show a dependence where independence is less than so many times as likely: a likelihood ratio at 5 %."""
 
 
 def dependence_of(calibrations: Iterable[Calibration]) -> tuple[Array, ...]:
@@ -90,8 +92,18 @@ def _without(values: Array, column: Array) -> Array:
     return np.asarray(values - part * column, dtype=np.float64)
 
 
-def strongest(likelihoods: Array) -> Array:
-    """Return the strongest of `STRENGTHS` that is still likely, by log likelihoods (..., strengths)."""
+def strongest(in_aa: Array, own: ArrayLike = 0.0) -> Array:
+    """Return the strongest of `STRENGTHS` that is still likely, by log likelihoods (..., strengths).
+
+    `own` are those in the compared blocks themselves. They count beside the A/A blocks, and alone where they show a
+    dependence, because the A/A blocks may lack it.
+    """
+    own = np.asarray(own, dtype=np.float64) + np.zeros(STRENGTHS.size)
+    dependent = own[..., 0] < own.max(axis=-1) + math.log(UNLIKELY)
+    return np.maximum(_end(in_aa + own), np.where(dependent, _end(own), 0.0))
+
+
+def _end(likelihoods: Array) -> Array:
     likely = likelihoods >= likelihoods.max(axis=-1, keepdims=True) + math.log(LIKELY)
     return np.asarray(STRENGTHS[STRENGTHS.size - 1 - np.argmax(likely[..., ::-1], axis=-1)], dtype=np.float64)
 
@@ -103,7 +115,7 @@ def strength_of(devices: Iterable[Array], own: Sequence[Array] = ()) -> float:
     one series, because the variants share the trials of the baseline.
     """
     shown = np.mean(own, axis=0) if own else 0.0
-    return max((float(strongest(one + shown)) for one in devices), default=0.0)
+    return max((float(strongest(one, shown)) for one in devices), default=0.0)
 
 
 @lru_cache(maxsize=65_536)

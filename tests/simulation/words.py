@@ -142,7 +142,7 @@ def widened_by(in_aa: Array | None, d: Array, places: Array) -> Array:
     """Return the factor of each ablation, for d and places (repetitions, variants, blocks), as the judge takes it."""
     if in_aa is None:
         return np.ones((len(d), 1))
-    strengths = strongest(in_aa + likelihood(d, 1.0, places).mean(axis=1))
+    strengths = strongest(in_aa, likelihood(d, 1.0, places).mean(axis=1))
     return np.array([[widening(float(one), d.shape[-1])] for one in strengths])
 
 

@@ -103,9 +103,18 @@ def test_the_variants_own_blocks_count(share, low, high):
 def test_variants_count_as_one_series():
     alone, twice = likelihood(series(0.7, 10, 1), 1.0), likelihood(series(0.7, 10, 2), 1.0)
     (device,) = dependence_of([calibrate(OWN, blocks_of(series(0.0, 6)))])
-    assert strength_of([device], [alone, twice]) == float(strongest(device + (alone + twice) / 2))
+    assert strength_of([device], [alone, twice]) == float(strongest(device, (alone + twice) / 2))
     assert strength_of([device], [alone, alone]) == strength_of([device], [alone])
     assert strength_of([], [alone]) == 0.0
+
+
+@given(st.floats(0, 0.9), st.integers(4, 40), st.integers(0, 2**32 - 1))
+def test_blocks_that_show_a_dependence_count_alone_and_others_beside_the_aa_blocks(share, number, seed):
+    own, aa = likelihood(series(share, number, seed), 1.0), likelihood(series(0.0, 20, seed + 1))
+    likely = STRENGTHS[own + aa >= (own + aa).max() + math.log(LIKELY)].max()
+    alone = STRENGTHS[own >= own.max() + math.log(LIKELY)].max()
+    shows = math.exp(own[0] - own.max()) < 0.15
+    assert float(strongest(aa, own)) == (max(likely, alone) if shows else likely)
 
 
 def test_dependent_blocks_widen_the_tests_of_requirements_too():
@@ -121,7 +130,7 @@ def test_dependent_blocks_widen_the_tests_of_requirements_too():
 
 
 def test_opposite_neighbours_and_blocks_of_different_ablations_widen_little():
-    assert strength(blocks_of(np.array([1.0, -1.0, -1.0, 1.0] * 5))) < 0.2
+    assert strength(blocks_of(np.array([1.0, -1.0, -1.0, 1.0] * 5))) < 0.15
     assert dependence_of([calibrate(OWN, blocks_of(np.zeros(20)))]) == ()
     assert strength_of(dependence_of([])) == 0.0
     singles = [block for n in range(20) for block in blocks_of(np.array([n - 9.5]), f"abl_{n}")]
