@@ -69,8 +69,8 @@ _SKEWED = "heavy skew in the variants only"
 _AIMS = (1.0, 1.5, 2.0)
 _AT_LOOKS = (1.0, 1.5, 2.0)
 """True effects of the table of looks, in percent."""
-_MEAN_WIDENING = 1.15
-"""Mean factor of twenty independent A/A blocks (the table of dependence)."""
+_MEAN_WIDENING = 1.18
+"""Mean factor of twenty independent A/A blocks."""
 
 
 def tables(repetitions: int) -> Iterator[str]:
