@@ -13,12 +13,13 @@ from ablate.experiments.analysis.statistics import (
     MOST_APART,
     RATIO,
     SHARE,
+    Array,
     Fit,
     Scale,
     fit,
     holm,
+    likelihood,
     mean_of,
-    own_dependence,
     sign_flip_p,
     widening,
     without_luck,
@@ -82,6 +83,14 @@ class Sample:
         """Fit the mean of the differences."""
         return replace(fit(self.differences, self.places), bias=self.bias or 0.0)
 
+    def likelihood(self) -> Array:
+        """Return the log likelihoods of autocorrelations of neighbouring differences."""
+        return likelihood(self.differences, 1.0, self.places)
+
+    def widening(self, dependence: float) -> float:
+        """Return the factor by which tests are widened where neighbouring blocks have this autocorrelation."""
+        return 1.0 if self.independent else widening(dependence, len(self.differences))
+
     def with_lost(self, lost: int) -> "tuple[Sample, ...]":
         """Return the samples in which `lost` more differences are at their worst, on either side; none for 0."""
         worst = (min(self.differences) - LOST, max(self.differences) + LOST) if lost else ()
@@ -97,26 +106,6 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dependence:
-    """How far neighbouring differences resemble each other (`ablate.experiments.analysis.statistics`)."""
-
-    in_aa: float = 0.0
-    """Autocorrelation of the differences in A/A blocks."""
-    own_counts: bool = False
-    """Whether a stronger one of the compared blocks themselves counts."""
-
-    def widening(self, sample: Sample) -> float:
-        """Return the factor by which the tests of `sample` are widened."""
-        if sample.independent:
-            return 1.0
-        own = float(own_dependence(sample.differences, sample.places)) if self.own_counts else 0.0
-        return widening(max(self.in_aa, own), len(sample.differences))
-
-
-INDEPENDENT = Dependence()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Levels:
     """Parameters of the tests of one metric."""
 
@@ -127,7 +116,8 @@ class Levels:
     margin_pct: float
     looks: Mapping[str, Look] = field(default_factory=dict)
     """The look of each variant; without one there is one look."""
-    dependence: Dependence = INDEPENDENT
+    dependence: float = 0.0
+    """Autocorrelation of neighbouring blocks by which the tests are widened."""
     better: Literal["higher", "lower"] | None = None
     """Direction of improvement of a declared metric."""
 
@@ -288,7 +278,7 @@ def _outliers(receipt: Receipt) -> int:
 
 def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[str, Comparison]:
     """Return the comparison of every variant; Holm's correction runs over all planned variants."""
-    fits = {arm: sample.fit().widened(levels.dependence.widening(sample)) for arm, sample in samples.items()}
+    fits = {arm: sample.fit().widened(sample.widening(levels.dependence)) for arm, sample in samples.items()}
     margins = {
         arm: tuple(sample.scale.natural(sign * levels.margin_pct) for sign in (-1, 1))
         for arm, sample in samples.items()
@@ -326,7 +316,7 @@ def _comparison(metric: str, sample: Sample, fitted: Fit, arm: str, tests: _Test
         low, high = (max(low, 0.0), high) if delta > 0 else (low, min(high, 0.0))
     if tests.p_same <= alpha:
         tost_low, tost_high = max(tost_low, -margin), min(tost_high, margin)
-    sd, widened = float(fitted.sd), tests.levels.dependence.widening(sample)
+    sd, widened = float(fitted.sd), sample.widening(tests.levels.dependence)
     return Comparison(
         metric=metric,
         blocks=fitted.blocks,

@@ -23,7 +23,6 @@ from ablate.experiments.analysis.answer import (
 )
 from ablate.experiments.analysis.arm_summary import gates_live, largest_micro_batch, seed_report, summarise_arm
 from ablate.experiments.analysis.comparing import (
-    Dependence,
     Levels,
     Sample,
     baseline_mean,
@@ -63,7 +62,7 @@ from ablate.experiments.analysis.sample_checks import (
     spreads_differ,
     stalls_differ,
 )
-from ablate.experiments.analysis.statistics import count_flip_p, dependence_of
+from ablate.experiments.analysis.statistics import count_flip_p, dependence_of, strength_of
 from ablate.experiments.analysis.verdicts import (
     OPEN,
     Cause,
@@ -133,8 +132,8 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
     whole = WholeBlocks(plan, receipts)
     planned = (plan.spec_digest, plan.rule_digest) == (spec.digest, rule_digest(spec))
     changed = None if planned else _OTHER_RULE
-    judge_one = _Judge(plan, spec, whole, circumstances)
     evidence = [evidence_of(arm, whole) for arm in plan.variants]
+    judge_one = _Judge(plan, spec, whole, circumstances, evidence)
     comparisons = judge_one.comparisons([one for one in evidence if one.exclusion is None and changed is None])
     fields: dict[str, Any] = {
         "ablation": plan.ablation,
@@ -188,7 +187,14 @@ _OTHER_RULE = Exclusion(
 class _Judge:
     """Judges the variants of one plan by one rule."""
 
-    def __init__(self, plan: Plan, spec: AblationSpec, whole: WholeBlocks, circumstances: Circumstances) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        spec: AblationSpec,
+        whole: WholeBlocks,
+        circumstances: Circumstances,
+        evidence: Sequence[Evidence],
+    ) -> None:
         self._plan = plan
         self._spec = spec
         self._whole = whole
@@ -201,7 +207,9 @@ class _Judge:
         ours = (name for name in METRICS if name == self.primary.metric or name in set(WINDOW_METRICS) - alike)
         self._compared = (*self._better, *ours)
         self._circumstances = circumstances
-        self._dependence = Dependence(in_aa=dependence_of(circumstances.admission.calibrations), own_counts=True)
+        devices = dependence_of(circumstances.admission.calibrations)
+        samples = [self._sample(one) for one in evidence if devices and one.exclusion is None]
+        self._dependence = strength_of(devices, [sample.likelihood() for sample in samples if sample is not None])
         self._block_minutes = _block_minutes(plan, whole)
 
     def comparisons(self, evidence: Sequence[Evidence]) -> dict[tuple[str, str], Comparison]:
@@ -372,7 +380,7 @@ class _Judge:
         word = word_of(primary, self.primary)
         tests = WordTests(level=self._level(evidence), margin_pct=self.primary.margin_pct)
         stalls = stalls_differ(sample, self.primary.margin_pct)
-        if stalls is not None and not said_by_median(word, sample, tests, self._dependence.widening(sample)):
+        if stalls is not None and not said_by_median(word, sample, tests, sample.widening(self._dependence)):
             return undecided(Cause.STALLS, stalls)
         reason, scope = sentence(word, primary, self.primary), scope_of(evidence, sample)
         if primary.blocks < FEW_SAMPLES and word in GOOD:
@@ -429,7 +437,7 @@ class _Judge:
     def _not_same_with_lost(self, arm: str, sample: Sample, tests: WordTests) -> str | None:
         """Say that trials were cut short without which sameness is not proved if they were the slowest; or None."""
         lost = self._lost(arm)
-        widening = self._dependence.widening(sample)
+        widening = sample.widening(self._dependence)
         worst = [one.fit().widened(widening) for one in sample.with_lost(len(lost))]
         if all(holds(VerdictWord.SAME, one, tests) for one in worst):
             return None
@@ -470,7 +478,7 @@ class _Judge:
             yield f"blocks scatter {more[0]:.3g} times as much as the A/A blocks (F test, p {more[1]:.2g})"
         if primary is not None and primary.widened >= _WORTH_A_NOTE:
             wider = f"{primary.widened:.2f} times wider"
-            yield f"neighbouring blocks are correlated, so tests and intervals are {wider}"
+            yield f"neighbouring blocks may be correlated, so tests and intervals are {wider}"
 
     def _family_notes(self, arm: str) -> Iterator[str]:
         """Yield the number of this asking; every earlier ablation that ran anything counts, even without a sample."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ablate.experiments.analysis.answer import bad_runs
-from ablate.experiments.analysis.comparing import INDEPENDENT, Dependence, Sample, paired_sample, sample_of
+from ablate.experiments.analysis.comparing import Sample, paired_sample, sample_of
 from ablate.experiments.analysis.curves import off_the_curves
 from ablate.experiments.analysis.declared import no_ratio, repeated_seeds
 from ablate.experiments.analysis.evidence import Evidence, Pair
@@ -33,7 +33,7 @@ def judge_requirement(
     level: float,
     *,
     uncalibrated: str | None = None,
-    dependence: Dependence = INDEPENDENT,
+    dependence: float = 0.0,
     lost: int = 0,
 ) -> RequirementResult:
     """Return whether the variant meets `requirement` on `node_class`, with the deciding number.
@@ -62,7 +62,7 @@ def _judge_by_test(
     evidence: Evidence,
     level: float,
     uncalibrated: str | None,
-    dependence: Dependence,
+    dependence: float,
     lost: int,
 ) -> RequirementResult:
     name = requirement.metric
@@ -104,7 +104,7 @@ def proved(
     level: float,
     *,
     metric: str,
-    dependence: Dependence = INDEPENDENT,
+    dependence: float = 0.0,
     lost: int = 0,
 ) -> tuple[bool | None, str]:
     """Judge by one-sided t tests at `level` whether the variant is worse by less than `bound`, or by more.
@@ -112,7 +112,7 @@ def proved(
     `dependence` widens them. A proof must hold with `lost` more trials at their worst.
     Returns (True or False, numbers), and (None, numbers with the need of blocks or seeds) without proof of either.
     """
-    unit, widening, limit = _unit(metric), dependence.widening(sample), _natural(sample, bound, better)
+    unit, widening, limit = _unit(metric), sample.widening(dependence), _natural(sample, bound, better)
     fitted = sample.fit().widened(widening)
     within, beyond = (-math.inf, limit), (limit, math.inf)
     if better == "higher":

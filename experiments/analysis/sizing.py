@@ -10,7 +10,7 @@ import numpy as np
 from scipy import special
 
 from ablate.experiments.analysis.noise.calibrate import estimator_digest, shape_digest, upper_factor
-from ablate.experiments.analysis.statistics import RATIO, SHARE, Array, Scale, dependence_of, widening
+from ablate.experiments.analysis.statistics import RATIO, SHARE, Array, Scale, dependence_of, strength_of, widening
 from ablate.experiments.analysis.verdicts import Verdict, unit_of_shares
 from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE
 from ablate.experiments.design.load import load_values, spec_of
@@ -142,7 +142,7 @@ def size_of(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration],
     if not alike or spec.verdict.primary.exact or spec.verdict.primary.over_seeds or spec.purpose == "calibration":
         return None
     noisiest = max(alike, key=lambda one: one.sd_upper_pct)
-    wider = partial(widening, dependence_of(alike))
+    wider = partial(widening, strength_of(dependence_of(alike)))
     noise = _Noise(
         sd_pct=noisiest.sd_pct, sd_upper_pct=noisiest.sd_upper_pct, scale=RATIO, widening=wider, most=MAX_BLOCKS
     )

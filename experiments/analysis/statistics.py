@@ -8,69 +8,117 @@ The additional sign-flip test assumes d that are independent and symmetric about
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
 from ablate.experiments.design.power import FEWEST_BLOCKS
 from ablate.experiments.records.calibration import AABlock, Calibration
 
-MAX_STRENGTH = 0.9
-"""With a stronger autocorrelation a few blocks are no evidence on their mean."""
+Array: TypeAlias = NDArray[np.float64]
+
+STRENGTHS: Array = np.arange(91) / 100
+"""Autocorrelations of neighbouring blocks; with a stronger one a few blocks are no evidence on their mean."""
+LIKELY = 0.95
+"""The strongest autocorrelation counts that is at least so many times as likely as the likeliest one."""
+UNLIKELY = 0.15
+"""Blocks show a dependence where independence is less than so many times as likely: a likelihood ratio at 5 %."""
 
 
-RAISED_BY = 0.5
-"""Standard errors, 1 / sqrt(blocks), by which the autocorrelation of few A/A blocks is raised (docs/statistics.md)."""
+def dependence_of(calibrations: Iterable[Calibration]) -> tuple[Array, ...]:
+    """Return the log likelihood of each of `STRENGTHS` in the A/A blocks of every device; none of blocks without noise.
 
-
-def dependence_of(calibrations: Iterable[Calibration]) -> float:
-    """Return the strongest autocorrelation in the A/A blocks of any device; 0 without any noise in A/A blocks.
-
-    That of fewer blocks than a calibration has is raised.
+    Equal arms differ by nothing but the effect of their places, so a mean other than zero is evidence of dependence.
     """
-    noisy = [one.samples for one in calibrations if one.sd_pct]
-    return max((raised(strength(samples), len(samples)) for samples in noisy), default=0.0)
+    return tuple(
+        np.sum([likelihood([b.difference for b in own], [b.place for b in own]) for own in _runs(one.samples)], axis=0)
+        for one in calibrations
+        if one.sd_pct
+    )
 
 
-def raised(dependence: float, blocks: int) -> float:
-    """Return the autocorrelation to widen by, from its estimate over so many A/A blocks."""
-    if blocks >= ADMITTING_BLOCKS:
-        return dependence
-    return min(MAX_STRENGTH, dependence + RAISED_BY / math.sqrt(blocks))
+def _runs(samples: Sequence[AABlock]) -> Iterator[list[AABlock]]:
+    """Yield the blocks of each ablation: blocks of two have no neighbours in each other."""
+    for ablation in dict.fromkeys(block.ablation for block in samples):
+        yield [block for block in samples if block.ablation == ablation]
 
 
-def strength(samples: Sequence[AABlock]) -> float:
-    """Return the lag-one autocorrelation of the differences of consecutive blocks of one ablation.
+def likelihood(differences: ArrayLike, *covariates: ArrayLike) -> Array:
+    """Return the log likelihood (..., strengths) of each of `STRENGTHS` in consecutive differences (..., blocks).
 
-    It is corrected for its bias of about -(1 + 4 r) / n and kept between 0 and `MAX_STRENGTH`, so it can only widen.
+    It is that of a first-order autoregressive process, restricted (Patterson and Thompson, 1971): the effects of the
+    covariates, each like the differences, and the variance are unknown.
     """
-    d = [block.difference for block in samples]
-    mean = math.fsum(d) / len(d)
-    squares = math.fsum((value - mean) ** 2 for value in d)
-    products = [
-        (one.difference - mean) * (other.difference - mean)
-        for ablation in dict.fromkeys(block.ablation for block in samples)
-        for one, other in pairwise(block for block in samples if block.ablation == ablation)
-    ]
-    if not products or squares == 0:
-        return 0.0
-    return corrected(math.fsum(products) / len(products) / (squares / len(d)), len(d))
+    d = np.asarray(differences, dtype=np.float64)
+    away, columns = _independent(d), list[Array]()
+    value, freedom = np.log1p(-(STRENGTHS**2)) / 2 + np.zeros((*d.shape[:-1], 1)), np.full(d.shape[:-1], d.shape[-1])
+    for covariate in covariates:
+        whole = _independent(np.broadcast_to(np.asarray(covariate, dtype=np.float64), d.shape))
+        column = whole
+        for earlier in columns:
+            column = _without(column, earlier)
+        size = np.sum(column**2, axis=-2)
+        matters = size > _NOTHING * np.sum(whole**2, axis=-2)
+        column = np.where(matters[..., None, :], column, 0.0)
+        away, columns = _without(away, column), [*columns, column]
+        value = value - np.log(np.where(matters, size, 1.0)) / 2
+        freedom = freedom - matters.any(axis=-1)
+    left = np.sum(away**2, axis=-2)
+    varies = (left > _NOTHING * np.sum(d**2, axis=-1)[..., None]).all(axis=-1) & (freedom > 0)
+    return np.where(varies[..., None], value - freedom[..., None] * np.log(np.where(left > 0, left, 1.0)) / 2, 0.0)
 
 
-def corrected(autocorrelation: float, blocks: int) -> float:
-    """Return an estimated autocorrelation without its bias, between 0 and `MAX_STRENGTH`."""
-    if blocks <= 4:
-        return 0.0
-    return min(MAX_STRENGTH, max(0.0, (blocks * autocorrelation + 1) / (blocks - 4)))
+_NOTHING = 1e-24
+"""Share of a sum of squares that rounding leaves."""
 
 
+def _independent(values: Array) -> Array:
+    """Return values (..., blocks, strengths) that are independent of each other if `values` have that strength."""
+    series = np.broadcast_to(values[..., None], (*values.shape, STRENGTHS.size)).copy()
+    series[..., 1:, :] -= STRENGTHS * values[..., :-1, None]
+    series[..., 0, :] *= np.sqrt(1 - STRENGTHS**2)
+    return series
+
+
+def _without(values: Array, column: Array) -> Array:
+    """Return `values` without their part along `column`, both (..., blocks, strengths)."""
+    size = np.sum(column**2, axis=-2, keepdims=True)
+    part = np.sum(values * column, axis=-2, keepdims=True) / np.where(size > 0, size, 1.0)
+    return np.asarray(values - part * column, dtype=np.float64)
+
+
+def strongest(in_aa: Array, own: ArrayLike = 0.0) -> Array:
+    """Return the strongest of `STRENGTHS` that is still likely, by log likelihoods (..., strengths).
+
+    `own` are those in the compared blocks themselves. They count beside the A/A blocks, and alone where they show a
+    dependence, because the A/A blocks may lack it.
+    """
+    own = np.asarray(own, dtype=np.float64) + np.zeros(STRENGTHS.size)
+    dependent = own[..., 0] < own.max(axis=-1) + math.log(UNLIKELY)
+    return np.maximum(_end(in_aa + own), np.where(dependent, _end(own), 0.0))
+
+
+def _end(likelihoods: Array) -> Array:
+    likely = likelihoods >= likelihoods.max(axis=-1, keepdims=True) + math.log(LIKELY)
+    return np.asarray(STRENGTHS[STRENGTHS.size - 1 - np.argmax(likely[..., ::-1], axis=-1)], dtype=np.float64)
+
+
+def strength_of(devices: Iterable[Array], own: Sequence[Array] = ()) -> float:
+    """Return the autocorrelation to widen by: that of the most dependent device; 0 without any noise in A/A blocks.
+
+    `devices` are of `dependence_of`. `own` are the log likelihoods in the compared blocks, one a variant; they count as
+    one series, because the variants share the trials of the baseline.
+    """
+    shown = np.mean(own, axis=0) if own else 0.0
+    return max((float(strongest(one, shown)) for one in devices), default=0.0)
+
+
+@lru_cache(maxsize=65_536)
 def widening(dependence: float, blocks: int) -> float:
     """Return the factor that corrects the standard error of a mean of `blocks` dependent differences.
 
@@ -79,8 +127,6 @@ def widening(dependence: float, blocks: int) -> float:
     more = 1 + 2 * math.fsum((1 - lag / blocks) * dependence**lag for lag in range(1, blocks))
     return math.sqrt(more / (1 - (more - 1) / (blocks - 1)))
 
-
-Array: TypeAlias = NDArray[np.float64]
 
 EXACT_UP_TO = 16
 """Largest number of blocks for which all sign flips are counted."""
@@ -163,37 +209,6 @@ def _around(d: Array, x: Array, slope: Array) -> Array:
     """Return d without its mean and without `slope` times x, which is centred."""
     centred = x - x.mean(axis=-1, keepdims=True)
     return np.asarray(d - d.mean(axis=-1, keepdims=True) - slope[..., None] * centred, dtype=np.float64)
-
-
-def serial_correlation(differences: ArrayLike, places: ArrayLike) -> tuple[Array, Array]:
-    """Return the lag-one autocorrelation of d around mean and place, and the one-sided p value that there is none.
-
-    Both have the shape of `differences` (..., blocks) without its last axis. The p value uses the mean and variance
-    under random order, -1 / n and (n - 2)**2 / (n**2 (n - 1)) (Wald and Wolfowitz, 1943), and a normal distribution.
-    """
-    d = np.asarray(differences, dtype=np.float64)
-    x = np.broadcast_to(np.asarray(places, dtype=np.float64), d.shape)
-    away = _around(d, x, fit(d, x).slope)
-    n, squares = d.shape[-1], np.sum(away**2, axis=-1)
-    r = np.sum(away[..., 1:] * away[..., :-1], axis=-1) / np.where(squares > 0, squares, 1.0)
-    z = (r + 1 / n) / ((n - 2) / n / math.sqrt(n - 1))
-    return r, np.asarray(scipy.special.ndtr(-z), dtype=np.float64)
-
-
-SERIAL_LEVEL = 0.05
-"""Level from which the autocorrelation of an ablation's own blocks widens its tests."""
-SERIAL_FROM = 16
-"""Blocks from which it does: fewer seldom prove a true one, and a false one costs more right verdicts than that."""
-
-
-def own_dependence(differences: ArrayLike, places: ArrayLike) -> Array:
-    """Return the autocorrelation of `SERIAL_FROM` blocks or more, corrected for its bias, if it is proved; else 0."""
-    n = np.asarray(differences).shape[-1]
-    if n < SERIAL_FROM:
-        return np.zeros(np.asarray(differences).shape[:-1])
-    r, p = serial_correlation(differences, places)
-    strengths = [corrected(float(one) * n / (n - 1), n) for one in np.ravel(r)]
-    return np.where(p <= SERIAL_LEVEL, np.reshape(strengths, r.shape), 0.0)
 
 
 def without_luck(estimate: ArrayLike, least: ArrayLike, se: ArrayLike) -> Array:

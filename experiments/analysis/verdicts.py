@@ -128,8 +128,8 @@ class Comparison(Frozen):
     sd_pct: float
     """Standard deviation of d around mean and place."""
     widened: float = 1.0
-    """Widening factor of tests and intervals, because neighbouring blocks are correlated, of A/A ablations or of this
-    one."""
+    """Factor by which tests and intervals are wider for a correlation of neighbouring blocks that A/A blocks and these
+    blocks leave open."""
     place_pct: float
     """Effect of one place later in the block."""
     mde_pct: float

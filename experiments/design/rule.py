@@ -59,9 +59,10 @@ COMPARISON: dict[str, Any] = {
     "askings": "4 % for the first asking of a question, 1 % / (m (m - 1)) for the m-th: 5 % over all",
     "covariate": "place of the variant in the block minus place of the baseline, least squares",
     "test": "Student's t at every number of blocks",
-    "dependence": "tests and intervals are widened by what an autoregressive process of the lag-one autocorrelation of "
-    "the A/A blocks asks for (bias corrected, 0 to 0.9; of fewer than 20 blocks raised by 0.5 / sqrt(blocks)); of the "
-    "blocks themselves, 16 or more, if that is stronger and proved (5 %)",
+    "dependence": "tests and intervals are widened by what an autoregressive process asks for, of the strongest "
+    "autocorrelation from 0 to 0.9 that is at least 0.95 times as likely as the likeliest one, in the A/A blocks (mean "
+    "zero) and in the blocks themselves (the mean over the variants of their log likelihoods), less the effect of "
+    "places (restricted likelihood); in the blocks alone, where none is less than 0.15 times as likely",
     "admission": "no word without 6 A/A blocks of the device; those of a control in the same blocks count",
     "interval": "t, simultaneous over the variants (Bonferroni), ending at zero or margin where Holm proves the side",
     "beside": "sign flip p, exact up to 16 blocks, 9999 seeded flips beyond; reported, not decisive",

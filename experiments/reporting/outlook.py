@@ -41,7 +41,7 @@ def _so_far(comparison: Comparison) -> str:
     """Return the estimate with its interval, for example "throughput is probably 33.00 % lower (24.00 to 41.00 %)"."""
     name, ends = wording.metric(comparison.metric), (comparison.ci_low_pct, comparison.ci_high_pct)
     if ends[0] <= 0 <= ends[1]:
-        wide = f"{comparison.widened:.1f} times as wide because neighbouring blocks are correlated"
+        wide = f"{comparison.widened:.1f} times as wide because neighbouring blocks may be correlated"
         why = f", {wide}" if comparison.widened >= _WIDE else ""
         return f"{name} may be higher or lower ({wording.interval(*ends)}{why})"
     low, high = sorted(map(abs, ends))

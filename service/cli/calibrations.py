@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from ablate.experiments.analysis.noise.calibrate import calibrations_of, join_calibrations
-from ablate.experiments.analysis.statistics import dependence_of, percent, strength, widening
+from ablate.experiments.analysis.statistics import dependence_of, percent, strength_of, widening
 from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
 from ablate.experiments.design.power import FEWER_BLOCKS, detectable_per_sd
 from ablate.experiments.errors import BundleError, SpecProblem
@@ -49,8 +49,8 @@ def calibration_lines(calibration: Calibration) -> Sequence[str]:
         f"  sd of d {wording.size_percent(calibration.sd_pct)}, "
         f"at most {wording.size_percent(calibration.sd_upper_pct)} (95 %); "
         f"mean {wording.percent(calibration.mean_pct)}",
-        f"  autocorrelation {calibration.autocorrelation:+.2f}, which widens tests of ten blocks "
-        f"{widening(strength(calibration.samples), 10):.2f} times; "
+        f"  autocorrelation {calibration.autocorrelation:+.2f}; what the blocks leave open makes tests of ten blocks "
+        f"{_widening(calibration, 10):.2f} times wider; "
         f"the later trial {wording.percent(calibration.position_effect_pct)}; "
         f"{f'drift {drift}; ' if (drift := wording.drift(calibration)) else ''}largest {calibration.largest_z:.1f} sd",
         f"  calibration {calibration.digest}",
@@ -91,5 +91,9 @@ def _noise_of_device(row: "CalibrationPublic") -> Iterator[str]:
 
 def _effect(calibration: Calibration, blocks: int) -> str:
     """Return the effect that so many blocks detect with 80 % power at the upper bound of the noise."""
-    sd = calibration.sd_upper_pct / 100 * widening(dependence_of([calibration]), blocks)
+    sd = calibration.sd_upper_pct / 100 * _widening(calibration, blocks)
     return wording.size_percent(percent(detectable_per_sd(blocks) * sd))
+
+
+def _widening(calibration: Calibration, blocks: int) -> float:
+    return widening(strength_of(dependence_of([calibration])), blocks)

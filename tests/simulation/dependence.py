@@ -6,49 +6,77 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import signal
 
-from ablate.experiments.analysis.statistics import Array, fit
+from ablate.experiments.analysis.statistics import Array, fit, likelihood
 from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
 from ablate.experiments.design.power import alpha_of
 from tests.simulation.draws import places_of
-from tests.simulation.noise import SD, TRIAL_SD
 from tests.simulation.rates import Rate, rate
-from tests.simulation.words import autocorrelation, dependence_in, factors
+from tests.simulation.words import widened_by
 
-STRENGTHS = (0.0, 0.2, 0.4, 0.6)
-_LEVEL_S = 1.7
-"""Mean length of a level of the host's speed, in trials: between very short and several blocks."""
+STRENGTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)
+BLOCKS = (4, 6, 8, 10, 16, 24)
+FOUND_SD = 2.0
+"""Planted effect, in standard deviations of d without dependence."""
+FIRST = alpha_of(1)
+_LEVEL_TRIALS = 2.7
+"""Mean length of a level of the host's speed: between very short and several blocks."""
 
-
-def following_arms(rng: np.random.Generator, repetitions: int, blocks: int, share: float) -> tuple[Array, Array]:
-    """Return (d, places), each (repetitions, blocks), with an autocorrelation of d of `share` in any running order."""
-    return SD * _autoregressive(rng, (repetitions, blocks), share), _places(repetitions, blocks)
-
-
-def following_time(rng: np.random.Generator, repetitions: int, blocks: int, share: float) -> tuple[Array, Array]:
-    """Return (d, places) of trials with an autocorrelation of `share` in running order."""
-    places = places_of(repetitions, blocks, 2)
-    trials = TRIAL_SD * _autoregressive(rng, (repetitions, 2 * blocks), share).reshape(repetitions, blocks, 2)
-    by_arm = np.take_along_axis(trials, places.astype(np.intp), axis=-1)
-    return by_arm[:, :, 1] - by_arm[:, :, 0], places[:, :, 1] - places[:, :, 0]
+Drawing = Callable[[np.random.Generator, Array, float], Array]
+"""Function from random numbers, places (repetitions, blocks, arms) and a strength to noise of the same shape, whose
+standard deviation is one in a trial."""
 
 
-def following_levels(rng: np.random.Generator, repetitions: int, blocks: int, _share: float) -> tuple[Array, Array]:
-    """Return (d, places) of trials on a host that changes its speed by levels of random length."""
-    places = places_of(repetitions, blocks, 2)
-    changes = rng.random((repetitions, 2 * blocks)) < 1 / (1 + _LEVEL_S)
-    level = np.maximum.accumulate(np.where(changes, np.arange(2 * blocks), 0), axis=1)
-    speeds = rng.normal(0, 3 * TRIAL_SD, (repetitions, 2 * blocks))
-    trials = np.take_along_axis(speeds, level, axis=1) + rng.normal(0, TRIAL_SD, (repetitions, 2 * blocks))
-    by_arm = np.take_along_axis(trials.reshape(repetitions, blocks, 2), places.astype(np.intp), axis=-1)
-    return by_arm[:, :, 1] - by_arm[:, :, 0], places[:, :, 1] - places[:, :, 0]
+def following_arms(rng: np.random.Generator, places: Array, share: float) -> Array:
+    """Return noise of each arm with an autocorrelation of `share` from block to block, in any running order."""
+    return np.swapaxes(_autoregressive(rng.normal(size=np.swapaxes(places, 1, 2).shape), share), 1, 2)
 
 
-Drawing = Callable[[np.random.Generator, int, int, float], tuple[Array, Array]]
+def heavy_tails(rng: np.random.Generator, places: Array, share: float) -> Array:
+    """Return the same with fresh noise of Student's t with three degrees of freedom."""
+    fresh = rng.standard_t(3, np.swapaxes(places, 1, 2).shape) / 3**0.5
+    return np.swapaxes(_autoregressive(fresh, share), 1, 2)
+
+
+def beside_places(rng: np.random.Generator, places: Array, share: float) -> Array:
+    """Return the same with normal noise, where the first trial of every block is slower by one sd of d."""
+    return following_arms(rng, places, share) + np.where(places == 0, 2**0.5, 0.0)
+
+
+def following_time(rng: np.random.Generator, places: Array, share: float) -> Array:
+    """Return noise with an autocorrelation of `share` from trial to trial in running order."""
+    return _in_order(_autoregressive(rng.normal(size=(len(places), places[0].size)), share), places)
+
+
+def following_levels(rng: np.random.Generator, places: Array, _share: float) -> Array:
+    """Return noise on a host that changes its speed by levels of random length."""
+    shape = (len(places), places[0].size)
+    changes = rng.random(shape) < 1 / _LEVEL_TRIALS
+    level = np.maximum.accumulate(np.where(changes, np.arange(shape[1]), 0), axis=1)
+    speeds = np.take_along_axis(rng.normal(0, 3, shape), level, axis=1)
+    return _in_order(speeds + rng.normal(size=shape), places)
+
+
+def drifting(rng: np.random.Generator, places: Array, share: float) -> Array:
+    """Return noise of a host that gets slower by `share` standard deviations of a trial in every block."""
+    shape = (len(places), places[0].size)
+    return _in_order(rng.normal(size=shape) + share * np.arange(shape[1]) / places.shape[2], places)
+
+
+def stepping(rng: np.random.Generator, places: Array, share: float) -> Array:
+    """Return noise of a host that gets slower by `share` standard deviations of a trial, once, at a drawn trial."""
+    shape = (len(places), places[0].size)
+    later = np.arange(shape[1]) >= rng.integers(0, shape[1], (shape[0], 1))
+    return _in_order(rng.normal(size=shape) + share * later, places)
+
 
 SOURCES: Mapping[str, tuple[Drawing, tuple[float, ...]]] = {
-    "trials in running order": (following_time, (0.0, 0.6, 0.9, 0.97)),
+    "each arm, from block to block": (following_arms, STRENGTHS),
+    "the same, Student's t with 3 degrees": (heavy_tails, STRENGTHS),
+    "the same, the first place slower by one sd": (beside_places, STRENGTHS),
+    "trials in running order": (following_time, (0.6, 0.9, 0.97)),
     "levels of the host's speed": (following_levels, (0.0,)),
-    "block differences": (following_arms, STRENGTHS),
+    "drift of the host, sd a block": (drifting, (0.5, 2.0)),
+    "one step of the host, sd": (stepping, (3.0, 30.0)),
 }
 """Correlated quantity -> how it is drawn, and the strengths."""
 
@@ -57,38 +85,47 @@ SOURCES: Mapping[str, tuple[Drawing, tuple[float, ...]]] = {
 class Dependent:
     """Effect of dependence of one strength."""
 
-    seen: float
-    """Mean autocorrelation of d in A/A blocks, corrected for bias."""
     plain: Rate
     """Wrong verdicts of the t test."""
     widened: Rate
-    """Wrong verdicts of the t test, widened by each ablation's own calibration."""
-    factor: float
-    """Mean widening factor."""
+    """Wrong verdicts of the t test, widened by A/A blocks and the blocks themselves."""
+    found: Rate
+    """Planted effects of `FOUND_SD` that it finds."""
+    factors: Array
+    """(repetitions,): by how much it was widened."""
 
 
-def dependent(drawing: Drawing, share: float, *, blocks: int, repetitions: int, seed: int = 0) -> Dependent:
-    """Draw calibrations and ablations without an effect, and judge them at the level of a first asking."""
-    rng = np.random.default_rng([seed, blocks, round(100 * share)])
-    calibration, _ = drawing(rng, repetitions, ADMITTING_BLOCKS, share)
-    d, places = drawing(rng, repetitions, blocks, share)
-    pairs = autocorrelation(calibration)
-    widened = factors(dependence_in(calibration), blocks)
-    fitted = fit(d, places)
+def dependent(
+    drawing: Drawing, share: float, *, blocks: int, repetitions: int, control: bool, level: float = FIRST
+) -> Dependent:
+    """Draw ablations of one variant without an effect, and judge them at `level`, that of a first asking.
+
+    Their A/A blocks are those of a `control` in the same blocks, or twenty before them.
+    """
+    rng = np.random.default_rng([blocks, round(100 * share), control])
+    places = places_of(repetitions, blocks, 3 if control else 2)
+    trials = drawing(rng, places, share)
+    d, x = (values[:, :, 1] - values[:, :, 0] for values in (trials, places))
+    if not control:
+        places = places_of(repetitions, ADMITTING_BLOCKS, 2)
+        trials = drawing(rng, places, share)
+    aa = likelihood(*(values[:, :, -1] - values[:, :, 0] for values in (trials, places)))
+    factors = widened_by(aa, d[:, None], x[:, None])[:, 0]
+    none, some = (fit(d + effect, x) for effect in (0.0, FOUND_SD * 2**0.5))
     return Dependent(
-        seen=float(np.mean((ADMITTING_BLOCKS * pairs + 1) / (ADMITTING_BLOCKS - 4))),
-        plain=rate(fitted.p_different() <= alpha_of(1)),
-        widened=rate(fitted.widened(widened).p_different() <= alpha_of(1)),
-        factor=float(widened.mean()),
+        plain=rate(none.p_different() <= level),
+        widened=rate(none.widened(factors).p_different() <= level),
+        found=rate(some.widened(factors).p_different() <= level),
+        factors=factors,
     )
 
 
-def _places(repetitions: int, blocks: int) -> Array:
-    places = places_of(repetitions, blocks, 2)
-    return places[:, :, 1] - places[:, :, 0]
+def _autoregressive(fresh: Array, share: float) -> Array:
+    """Return independent noise as stationary first-order autoregressive noise of variance one along the last axis."""
+    scaled = fresh * np.where(np.arange(fresh.shape[-1]) == 0, 1.0, (1 - share**2) ** 0.5)
+    return np.asarray(signal.lfilter([1.0], [1.0, -share], scaled, axis=-1), dtype=np.float64)
 
 
-def _autoregressive(rng: np.random.Generator, shape: tuple[int, int], share: float) -> Array:
-    """Return stationary first-order autoregressive noise of variance one along the last axis."""
-    fresh = rng.normal(0, 1, shape) * np.where(np.arange(shape[1]) == 0, 1.0, (1 - share**2) ** 0.5)
-    return np.asarray(signal.lfilter([1.0], [1.0, -share], fresh, axis=1), dtype=np.float64)
+def _in_order(trials: Array, places: Array) -> Array:
+    """Return trials (repetitions, blocks x arms), in running order, by block and arm."""
+    return np.take_along_axis(trials.reshape(places.shape), places.astype(np.intp), axis=-1)

@@ -28,14 +28,14 @@ def with_control(noise: TrialNoise, rng: np.random.Generator, repetitions: int, 
     """Return ablations without any effect whose A/A blocks are those of a control arm in the same blocks."""
     places = places_of(repetitions, blocks, arms + 1)
     trials = noise(rng, places)
-    draw = _clean(steps_of(rng, trials), places, trials[:, :, 0] - trials[:, :, -1])
-    return replace(draw, control=True)
+    aa = tuple(values[:, :, 0] - values[:, :, -1] for values in (trials, places))
+    return replace(_clean(steps_of(rng, trials), places, aa), control=True)
 
 
-def calibration(rng: np.random.Generator, repetitions: int, noise: TrialNoise = normal) -> Array:
-    """Return d of A/A blocks (repetitions, blocks), as many as admit a device."""
-    trials = noise(rng, places_of(repetitions, ADMITTING_BLOCKS, 2))
-    return np.asarray(trials[:, :, 0] - trials[:, :, 1], dtype=np.float64)
+def calibration(rng: np.random.Generator, repetitions: int, noise: TrialNoise = normal) -> tuple[Array, ...]:
+    """Return d and places of A/A blocks, each (repetitions, blocks), as many as admit a device."""
+    places = places_of(repetitions, ADMITTING_BLOCKS, 2)
+    return tuple(values[:, :, 0] - values[:, :, 1] for values in (noise(rng, places), places))
 
 
 def stalling(
@@ -76,9 +76,9 @@ def _ways(whole: int, part: int) -> float:
     return float(np.prod(np.arange(whole - part + 1, whole + 1) / np.arange(1, part + 1)))
 
 
-def _clean(seconds: Array, places: Array, aa: Array) -> Draw:
+def _clean(seconds: Array, places: Array, aa: tuple[Array, ...]) -> Draw:
     rerun = np.zeros((places.shape[0], places.shape[2]), dtype=np.bool_)
-    return Draw(seconds=seconds, places=places, rerun=rerun, aa=aa)
+    return Draw(seconds=seconds, places=places, rerun=rerun, aa=aa[0], aa_places=aa[1])
 
 
 def places_of(repetitions: int, blocks: int, arms: int) -> Array:

@@ -31,6 +31,8 @@ class Draw:
     aa: Array | None = None
     """(repetitions, A/A blocks): d of the blocks that calibrated each ablation's device. Without them no test is
     widened, and no noise is compared."""
+    aa_places: Array | None = None
+    """Like `aa`: the place of the repeat minus that of the baseline, or the other way round."""
     cut: NDArray[np.int_] | None = None
     """(repetitions, arms): attempts that were preempted during a trial of the arm."""
     control: bool = False

@@ -3,40 +3,63 @@
 import numpy as np
 import pytest
 
-from ablate.experiments.analysis.statistics import corrected, strength
+from ablate.experiments.analysis.statistics import widening
 from ablate.experiments.design.power import alpha_of
-from tests.calibrations import make_block
-from tests.simulation.dependence import dependent, following_arms, following_levels, following_time
-from tests.simulation.test_cases import is_at_most
+from tests.simulation.dependence import (
+    dependent,
+    drifting,
+    following_arms,
+    following_levels,
+    following_time,
+    heavy_tails,
+    stepping,
+)
+from tests.simulation.test_cases import is_at_least, is_at_most
 
 REPETITIONS = 1500
+MOST = 0.06
+"""Rate of wrong verdicts up to an autocorrelation of 0.6."""
 
 
+@pytest.mark.parametrize("control", [True, False])
 @pytest.mark.parametrize("blocks", [6, 10, 20])
-@pytest.mark.parametrize(("drawing", "share"), [(following_time, 0.9), (following_levels, 0.0)])
-def test_what_follows_time_makes_no_two_differences_alike(drawing, share, blocks):
-    rates = dependent(drawing, share, blocks=blocks, repetitions=REPETITIONS)
-    assert rates.seen < 0.05
+@pytest.mark.parametrize(
+    ("drawing", "share"), [(following_time, 0.9), (following_levels, 0.0), (drifting, 2.0), (stepping, 3.0)]
+)
+def test_what_follows_time_makes_no_two_differences_alike(drawing, share, blocks, control):
+    rates = dependent(drawing, share, blocks=blocks, repetitions=REPETITIONS, control=control)
     assert is_at_most(rates.plain, 0.05)
-
-
-def test_what_follows_the_arms_is_seen_errs_and_is_mended():
-    rates = dependent(following_arms, 0.4, blocks=10, repetitions=REPETITIONS)
-    assert rates.seen == pytest.approx(0.4, abs=0.05)
-    assert not is_at_most(rates.plain, 0.09)
-    assert rates.widened.value < 0.6 * rates.plain.value
-
-
-def test_independent_blocks_lose_little():
-    rates = dependent(following_arms, 0.0, blocks=10, repetitions=REPETITIONS)
-    assert is_at_most(rates.plain, alpha_of(1))
     assert is_at_most(rates.widened, alpha_of(1))
-    assert rates.factor < 1.2
+    assert np.median(rates.factors) < 1.3
 
 
-def test_the_simulated_estimate_is_the_one_of_calibrations():
-    (d,), _ = following_arms(np.random.default_rng(7), 1, 20, 0.5)
-    away = d - d.mean()
-    seen = float(np.mean(away[1:] * away[:-1]) / np.mean(away**2))
-    blocks = [make_block(index, difference=float(value)) for index, value in enumerate(d)]
-    assert strength(blocks) == pytest.approx(corrected(seen, 20))
+@pytest.mark.parametrize("control", [True, False])
+@pytest.mark.parametrize("blocks", [6, 8, 10, 16, 24])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.4, 0.6])
+@pytest.mark.parametrize("drawing", [following_arms, heavy_tails])
+def test_what_follows_the_arms_errs_no_more_than_promised(drawing, share, blocks, control):
+    rates = dependent(drawing, share, blocks=blocks, repetitions=REPETITIONS, control=control)
+    assert is_at_most(rates.widened, MOST if share else alpha_of(1))
+    if share >= 0.4:
+        assert is_at_least(rates.plain, 0.1)
+
+
+def test_a_stronger_autocorrelation_errs_more_and_far_less_than_without_widening():
+    for share, most in ((0.8, 0.1), (0.9, 0.15)):
+        for control in (True, False):
+            rates = dependent(following_arms, share, blocks=10, repetitions=REPETITIONS, control=control)
+            assert is_at_least(rates.plain, 0.4)
+            assert is_at_most(rates.widened, most)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "control", "wide", "found"),
+    [(6, True, 0.18, 0.68), (6, False, 0.02, 0.8), (8, True, 0.1, 0.87), (10, True, 0.06, 0.95)],
+)
+def test_independent_blocks_lose_little(blocks, control, wide, found):
+    """Until November 2026 six A/A blocks widened twice or more in 34 % of cases, and found two sd in 53 %."""
+    rates = dependent(following_arms, 0.0, blocks=blocks, repetitions=2 * REPETITIONS, control=control)
+    assert np.mean(rates.factors >= 2) < wide
+    assert np.quantile(rates.factors, 0.9) < 2.6
+    assert rates.factors.max() <= widening(0.9, blocks)
+    assert is_at_least(rates.found, found)

@@ -109,7 +109,9 @@ def attempts_of(draw: Draw, repetition: int, plan: Plan) -> tuple[AttemptRecord,
 def calibrated(draw: Draw, repetition: int) -> Calibration:
     """Return the calibration of the drawn A/A blocks."""
     assert draw.aa is not None
-    return calibrate(KEY, [make_block(i, difference=float(d)) for i, d in enumerate(draw.aa[repetition])])
+    assert draw.aa_places is not None
+    drawn = zip(draw.aa[repetition], draw.aa_places[repetition], strict=True)
+    return calibrate(KEY, [make_block(i, difference=float(d), place=int(place)) for i, (d, place) in enumerate(drawn)])
 
 
 WORDS: dict[VerdictWord, Callable[[Words], Any]] = {
@@ -159,7 +161,7 @@ def test_an_effect_on_all_steps_may_be_added_to_d() -> None:
     levels = {"alpha": 0.04, "margin_pct": 0.5}
     added = words_of(windows_of(draw), effects=effects, **levels)
     timed_so = words_of(
-        windows_of(Draw(seconds=seconds, places=draw.places, rerun=draw.rerun, aa=draw.aa)),
+        windows_of(replace(draw, seconds=seconds)),
         effects=np.zeros(2),
         **levels,
     )

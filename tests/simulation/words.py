@@ -22,13 +22,12 @@ from ablate.experiments.analysis.sample_checks import (
 from ablate.experiments.analysis.statistics import (
     Array,
     Fit,
-    corrected,
     count_flip_p,
     fit,
     holm,
+    likelihood,
     log_ratio,
-    own_dependence,
-    raised,
+    strongest,
     widening,
 )
 from ablate.experiments.design.aa_spec import ADMITTING_BLOCKS
@@ -57,8 +56,10 @@ class Windows:
     """(repetitions, variants)."""
     lost: NDArray[np.int_]
     """(repetitions, variants): trials of the variant or the baseline that were cut short."""
-    dependence: Array
-    """(repetitions,): autocorrelation in each ablation's A/A blocks, as the judge takes it."""
+    widened: Array
+    """(repetitions, 1): factor by which dependence widens the tests; 1 without A/A blocks."""
+    in_aa: Array | None
+    """(repetitions, strengths): what each ablation's A/A blocks say on dependence."""
     after: Array
     """Like d: 1 where the variant's trial follows one of the variant, -1 where the baseline's does, 0 otherwise."""
     aa_sd: Array
@@ -97,16 +98,18 @@ def windows_of(draw: Draw) -> Windows:
     cutoff = middle + OUTLIER_MADS * np.maximum(MAD_TO_SIGMA * spread, MIN_SPREAD * middle)
     outliers = np.count_nonzero(draw.seconds > cutoff[..., None], axis=-1)
     d, sums = _paired(-np.log(total)), np.swapaxes(-np.log(total[:, :, 1:]) - np.log(total[:, :, :1]), 1, 2)
+    places, in_aa = _paired(draw.places), None if draw.aa is None else likelihood(draw.aa, draw.aa_places)
     whole = Windows(
         d=d,
         sums=sums,
         uneven=_uneven(d, sums),
         by_median=_paired(-np.log(middle)),
-        places=_paired(draw.places),
+        places=places,
         more_outliers=_paired(outliers.astype(np.float64)).astype(np.int64),
         rerun=draw.rerun[:, 1:] | draw.rerun[:, :1],
         lost=np.zeros(d.shape[:2], dtype=np.int_) if draw.cut is None else draw.cut[:, 1:] + draw.cut[:, :1],
-        dependence=np.zeros(len(d)) if draw.aa is None else dependence_in(draw.aa),
+        widened=widened_by(in_aa, *(values[:, : -1 if draw.control else None] for values in (d, places))),
+        in_aa=in_aa,
         after=_after(draw.places),
         aa_sd=np.full(len(d), np.inf) if draw.aa is None else draw.aa.std(axis=1, ddof=1),
         aa_blocks=ADMITTING_BLOCKS if draw.aa is None else draw.aa.shape[1],
@@ -135,21 +138,12 @@ def _after(places: Array) -> Array:
     return np.swapaxes(after, 1, 2)
 
 
-def autocorrelation(aa: Array) -> Array:
-    """Return the lag-one autocorrelation of A/A blocks (repetitions, blocks)."""
-    away = aa - aa.mean(axis=1, keepdims=True)
-    return np.asarray(np.mean(away[:, 1:] * away[:, :-1], axis=1) / np.mean(away**2, axis=1), dtype=np.float64)
-
-
-def dependence_in(aa: Array) -> Array:
-    """Return the strength that the judge takes from A/A blocks (repetitions, blocks)."""
-    blocks = aa.shape[1]
-    return np.array([raised(corrected(float(one), blocks), blocks) for one in autocorrelation(aa)])
-
-
-def factors(dependence: Array, blocks: int) -> Array:
-    """Return the widening factor of each ablation, or of each variant."""
-    return np.reshape([widening(float(one), blocks) for one in dependence.ravel()], dependence.shape)
+def widened_by(in_aa: Array | None, d: Array, places: Array) -> Array:
+    """Return the factor of each ablation, for d and places (repetitions, variants, blocks), as the judge takes it."""
+    if in_aa is None:
+        return np.ones((len(d), 1))
+    strengths = strongest(in_aa, likelihood(d, 1.0, places).mean(axis=1))
+    return np.array([[widening(float(one), d.shape[-1])] for one in strengths])
 
 
 def _paired(values: Array) -> Array:
@@ -159,17 +153,18 @@ def _paired(values: Array) -> Array:
 
 def first_blocks(windows: Windows, blocks: int) -> Windows:
     """Return the summaries of the first `blocks` blocks."""
-    d, sums = windows.d[..., :blocks], windows.sums[..., :blocks]
+    d, sums, places = (values[..., :blocks] for values in (windows.d, windows.sums, windows.places))
     return Windows(
         d=d,
         sums=sums,
         uneven=_uneven(d, sums),
         by_median=windows.by_median[..., :blocks],
-        places=windows.places[..., :blocks],
+        places=places,
         more_outliers=windows.more_outliers[..., :blocks],
         rerun=windows.rerun,
         lost=windows.lost,
-        dependence=windows.dependence,
+        widened=widened_by(windows.in_aa, d, places),
+        in_aa=windows.in_aa,
         after=windows.after[..., :blocks],
         aa_sd=windows.aa_sd,
         aa_blocks=windows.aa_blocks,
@@ -205,7 +200,7 @@ def words_of(
     """Judge every variant at `alpha`, its throughput changed by `effects` (..., variants) in natural log units."""
     alpha = np.asarray(alpha, dtype=np.float64)
     plain = fit(windows.d + effects[..., None], windows.places)
-    fitted = plain.widened(_widening(windows))
+    fitted = plain.widened(windows.widened)
     mean, family = fitted.mean, fitted.mean.shape[-1]
     low, high = log_ratio(-margin_pct), log_ratio(margin_pct)
     different = holm(look.overall(fitted.p_different()), family) <= alpha
@@ -256,12 +251,12 @@ def _carried_over(windows: Windows, effects: Array, level: Array, margin: tuple[
 
 def _not_same_with_lost(windows: Windows, effects: Array, level: Array, margin: tuple[float, float]) -> Flags:
     """Return whether sameness is not proved if the lost trials were twice as slow as the slowest."""
-    d, factor = windows.d + effects[..., None], _widening(windows)
+    d, factor = windows.d + effects[..., None], windows.widened
     flags = np.zeros(windows.lost.shape, dtype=np.bool_)
     for at in zip(*np.nonzero(windows.lost), strict=True):
         more = np.zeros(windows.lost[at])
         fits = [
-            fit([*d[at], *(more + one)], [*windows.places[at], *more]).widened(factor[at])
+            fit([*d[at], *(more + one)], [*windows.places[at], *more]).widened(factor[at[0], 0])
             for one in (d[at].min() - np.log(2), d[at].max() + np.log(2))
         ]
         flags[at] = max(float(one.p_same(*margin)) for one in fits) > level
@@ -275,11 +270,6 @@ def _far_noisier(fitted: Fit, windows: Windows) -> Flags:
     return np.asarray((ratio >= FAR_NOISIER) & (p <= NOISE_LEVEL), dtype=np.bool_)
 
 
-def _widening(windows: Windows) -> Array:
-    dependence = np.maximum(windows.dependence[:, None], own_dependence(windows.d, windows.places))
-    return factors(dependence, windows.d.shape[-1])
-
-
 def _said_by_median(
     windows: Windows,
     effects: Array,
@@ -290,7 +280,7 @@ def _said_by_median(
     same: Flags,
 ) -> Flags:
     """Return whether the medians of the windows give the same word as the totals."""
-    fitted = fit(windows.by_median + effects[..., None], windows.places).widened(_widening(windows))
+    fitted = fit(windows.by_median + effects[..., None], windows.places).widened(windows.widened)
     ends = fitted.interval(level)
     differs = (ends[0] > margin[1]) | (ends[1] < margin[0])
     alike = fitted.p_same(*margin) <= level

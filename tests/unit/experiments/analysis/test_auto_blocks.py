@@ -10,7 +10,7 @@ from scipy import stats
 from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
 from ablate.experiments.analysis.proposals import proposed
 from ablate.experiments.analysis.sizing import PlannedSpec, plan_spec, size_of, sizing_problems
-from ablate.experiments.analysis.statistics import dependence_of, widening
+from ablate.experiments.analysis.statistics import dependence_of, strength_of, widening
 from ablate.experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import make_plan
@@ -77,7 +77,7 @@ def test_a_plan_with_looks_expects_the_blocks_that_its_t_tests_take() -> None:
 
 def answers(d: np.ndarray, look: Look, noise: Calibration) -> bool:
     """Return whether the t interval of `d` lies beyond the margin of 0.5 %, or within it."""
-    error = d.std(ddof=1) / len(d) ** 0.5 * widening(dependence_of([noise]), len(d))
+    error = d.std(ddof=1) / len(d) ** 0.5 * widening(strength_of(dependence_of([noise])), len(d))
     reach = stats.t.isf(look.level(alpha_of(1)) / 2, len(d) - 2) * error
     return bool(abs(d.mean()) - reach > np.log1p(0.005) or abs(d.mean()) + reach < np.log1p(0.005))
 

@@ -17,7 +17,7 @@ from ablate.experiments.analysis.noise.calibrate import aa_blocks_of, calibratio
 from ablate.experiments.analysis.noise.history import BaselineRun, history_of
 from ablate.experiments.analysis.proposals import outcome_of
 from ablate.experiments.analysis.sizing import plan_spec, repeats_exactly, size_of
-from ablate.experiments.analysis.statistics import dependence_of, own_dependence, widening
+from ablate.experiments.analysis.statistics import dependence_of
 from ablate.experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from ablate.experiments.design.aa_spec import calibration_spec
 from ablate.experiments.design.load import parse_spec
@@ -70,7 +70,6 @@ def oracle(plan: Plan, values: Any) -> tuple[float, float, float]:
     residual = np.array(d) - design @ coefficients
     freedom = len(d) - 2
     se = math.sqrt(residual @ residual / freedom * np.linalg.inv(design.T @ design)[0, 0])
-    se *= widening(float(own_dependence(d, places)), len(d))  # tested in test_dependence.py
     return float(coefficients[0]), se, freedom
 
 
@@ -338,7 +337,7 @@ def test_a_metric_that_repeats_bit_for_bit_needs_no_more_aa_blocks_and_widens_no
     (calibration,) = calibrations_of(aa_plan, aa, program_receipts(aa_plan, values))
     now = seconds(calibration.measured_at)
     assert (calibration.bit_repeatable, is_enough(calibration, now)) == (True, True)
-    assert (calibration.sd_pct, calibration.drift_pct_per_hour, dependence_of([calibration])) == (0, 0, 0)
+    assert (calibration.sd_pct, calibration.drift_pct_per_hour, dependence_of([calibration])) == (0, 0, ())
     assert repeats_exactly(spec, plan, [calibration])
     assert size_of(spec, plan, [calibration]) is None
     circumstances = Circumstances(admission=Admission(calibrations=(calibration,), refused_because=None))

@@ -9,7 +9,7 @@ from scipy import stats
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.noise.calibrate import calibrate, key_of
 from ablate.experiments.analysis.sizing import budget_problems, size_by_seeds, size_of, sizing_problems, spreads_in
-from ablate.experiments.analysis.statistics import strength, widening
+from ablate.experiments.analysis.statistics import dependence_of, strength_of, widening
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.power import PLANNED_POWER, adopted_from, alpha_of
@@ -21,13 +21,15 @@ SPEC = make_spec()
 OWN = key_of(SPEC, make_receipt(make_plan(SPEC), 0, "baseline"))
 
 
-def alone(blocks):
-    """Return A/A blocks of an ablation each: no two of them are neighbours."""
-    return [block.model_copy(update={"ablation": f"abl_{index}"}) for index, block in enumerate(blocks)]
+def alternating(blocks):
+    """Return A/A blocks with the same differences, small and large ones by turns: the contrary of dependence."""
+    d = sorted(block.difference for block in blocks)
+    turns = [value for pair in zip(d, reversed(d), strict=True) for value in pair][: len(d)]
+    return [block.model_copy(update={"difference": one, "place": 1}) for block, one in zip(blocks, turns, strict=True)]
 
 
 def sized(spec=SPEC, *, sd=0.003, number=20, key=OWN):
-    return size_of(spec, make_plan(spec), [calibrate(key, alone(noisy_blocks(number, sd=sd)))])
+    return size_of(spec, make_plan(spec), [calibrate(key, alternating(noisy_blocks(number, sd=sd)))])
 
 
 def test_the_detectable_effect_is_found_in_80_of_100_simulated_ablations():
@@ -157,10 +159,12 @@ def test_neighbouring_blocks_that_resemble_each_other_ask_for_more_blocks():
     d = [0.004, 0.003, 0.004, 0.002, 0.001, -0.002, -0.004, -0.003, -0.004, -0.001] * 2
     blocks = [make_block(index, difference=value) for index, value in enumerate(d)]
     plan = make_plan(SPEC)
-    dependent, independent = (size_of(SPEC, plan, [calibrate(OWN, own)]) for own in (blocks, alone(blocks)))
-    assert dependent.sd_upper_pct == independent.sd_upper_pct
-    factor = widening(strength(blocks), len(plan.blocks))
+    known = [calibrate(OWN, own) for own in (blocks, alternating(blocks))]
+    dependent, independent = (size_of(SPEC, plan, [one]) for one in known)
+    assert dependent.sd_upper_pct == pytest.approx(independent.sd_upper_pct)
+    factor, least = (widening(strength_of(dependence_of([one])), len(plan.blocks)) for one in known)
     assert factor > 1.5
+    assert least == 1.0
     assert math.log1p(dependent.mde_pct / 100) == pytest.approx(factor * math.log1p(independent.mde_pct / 100))
     assert dependent.blocks_needed > independent.blocks_needed
 
