@@ -112,7 +112,8 @@ def test_a_peak_that_is_not_the_sum_of_its_parts_is_found() -> None:
 def test_steps_in_a_compiled_receipt_are_found() -> None:
     plan = make_plan(compiled_spec())
     receipt = make_compiled(plan, 0, "remat", peak_bytes=12 * GIB)
-    step = {"index": 0, "phase": "timed", "seconds": 1.0, "tokens": 8, "loss": 1.0, "grad_norm": 1.0, "ended_s": 2.0}
+    times = {"seconds": 1.0, "began_s": 1.0, "ended_s": 2.0}
+    step = {"index": 0, "phase": "timed", "tokens": 8, "loss": 1.0, "grad_norm": 1.0, **times}
     forged = seal({**dict(receipt), "steps": (step,)})
     assert "steps is present, but nothing was executed" in verify(forged.model_dump(mode="json"))
 

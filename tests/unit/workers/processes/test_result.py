@@ -33,9 +33,8 @@ def test_read_config_names_the_wrong_field(document: dict[str, Any], field: str)
 def test_read_steps_ignores_a_torn_last_line(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     assert read_steps(path) == ()
-    line = (
-        '{"index": 0, "phase": "compile", "seconds": 1, "ended_s": 1, "tokens": 8, "loss": NaN, "grad_norm": Infinity}'
-    )
+    times = '"seconds": 1, "began_s": 0, "ended_s": 1'
+    line = f'{{"index": 0, "phase": "compile", {times}, "tokens": 8, "loss": NaN, "grad_norm": Infinity}}'
     path.write_text(line + "\n" + line[:20])
     (step,) = read_steps(path)
     assert step.loss != step.loss
