@@ -121,14 +121,14 @@ def _utilisation(share: float | None) -> str:
 MOST_NODES = 8
 ARM_ROWS: dict[str, Callable[[ArmSummary], str]] = {
     "outcomes": lambda arm: _counts(arm.outcomes) or "none yet",
-    "throughput, tokens/s": lambda arm: wording.number(arm.tokens_per_s, 5),
+    "throughput, tokens/s": lambda arm: wording.number(arm.tokens_per_s or None, 5),
     "step time": lambda arm: wording.seconds(arm.step_s),
     "model TFLOP/s, attention over whole rows (PaLM)": lambda arm: wording.number(arm.model_tflops_per_s),
     "utilisation by useful FLOPs": lambda arm: _utilisation(arm.utilisation),
     "loss of step 1, nats": lambda arm: wording.fixed(arm.loss_step1),
     "final training loss, nats": lambda arm: wording.fixed(arm.loss_final),
     "validation loss, nats": lambda arm: wording.fixed(arm.loss_val),
-    "compile time": lambda arm: wording.seconds(arm.compile_s),
+    "compile time": lambda arm: wording.seconds(arm.compile_s or None),
     "slow timed steps, all counted": lambda arm: (
         f"{arm.outlier_steps:,}" if Outcome.MEASURED in arm.outcomes else wording.NOTHING
     ),

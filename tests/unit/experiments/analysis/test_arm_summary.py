@@ -133,6 +133,23 @@ def test_compile_time_of_the_table_is_that_of_measured_trials() -> None:
     assert shown["compile time"] == ["4.10\N{NO-BREAK SPACE}s"] * 2
 
 
+def test_rates_and_compile_times_that_no_trial_has_are_left_out() -> None:
+    """A program that reports no tokens has a throughput of 0."""
+    view = views.cpu_view()
+    arms = {
+        name: arm.model_copy(update={"tokens_per_s": 0.0, "compile_s": 0.0, "by_node": None})
+        for name, arm in view.arms.items()
+    }
+    table = evidence_tables.arms_table(cast("Any", SimpleNamespace(**_parts(view), arms=arms)))
+    headings = {str(row[0]) for row in table.rows}
+    assert "step time" in headings
+    assert headings.isdisjoint({"throughput, tokens/s", "compile time"})
+
+
+def _parts(view: AblationView) -> dict[str, Any]:
+    return {name: getattr(view, name) for name in ("plan", "whole_blocks", "verdict")}
+
+
 def test_memory_picture_shows_the_peaks_of_the_summary() -> None:
     view = views.view()
     picture = memory.memory(view)
