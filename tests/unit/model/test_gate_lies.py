@@ -160,7 +160,10 @@ LIES: dict[str, tuple[Any, Plant]] = {
 
 
 def asked(home: Path, changes: dict[str, Any]) -> TrainConfig:
-    return with_gates(config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=4)), changes)
+    config = config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=4))
+    if "recurrence" in changes:
+        config = replace(config, model=replace(config.model, pattern="R"))
+    return with_gates(config, changes)
 
 
 def not_live(home: Path, dataset: Dataset, changes: dict[str, Any]) -> list[str]:

@@ -236,7 +236,11 @@ def test_every_gate_value_that_a_cpu_can_run_says_that_it_ran(
     gate: Gate, value: GateValue, home: Path, dataset: Dataset
 ) -> None:
     chosen = {**gate.needs(value), gate.name: value}
-    config = with_gates(config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=0)), chosen)
+    pattern = TINY.model.pattern + (gate.block or "")
+    plain = config_for(
+        home, model=replace(TINY.model, pattern=pattern), steps=StepsConfig(warmup=0, timed=1, val_rows=0)
+    )
+    config = with_gates(plain, chosen)
     gates = {name: known.read(config) for name, known in GATES.items()}
     reading = read_gates(gates, run(config, dataset).facts)[gate.name]
     assert reading.live, reading
