@@ -28,10 +28,8 @@ _PEAKS = {
     **dict.fromkeys(("a100-40gb", "a100-pcie-40gb"), (312e12, 1.555e12)),
     "a100-80gb": (312e12, 2.039e12),
     "a100-80gb-pcie": (312e12, 1.935e12),
-    "h100-pcie": (
-        756e12,
-        2e12,
-    ),  # https://www.nvidia.com/en-us/data-center/h100/ (datasheet of 2022): 1513 with sparsity
+    # https://www.nvidia.com/en-us/data-center/h100/ (datasheet of 2022): 1513 with sparsity
+    "h100-pcie": (756e12, 2e12),
     "l4": (121e12, 300e9),  # https://www.nvidia.com/en-us/data-center/l4/: 242 with sparsity
     "l40s": (362.05e12, 864e9),  # https://www.nvidia.com/en-us/data-center/l40s/ (datasheet)
     "rtx-4090": (165.2e12, 1008e9),  # NVIDIA Ada GPU Architecture, table 2: sums in float32

@@ -23,8 +23,8 @@ ABLATE = [sys.executable, "-c", "from ablate.experiments.system.console import m
 _HOLD = """
 import sys, time
 from ablate.workers.devices.device_lock import DeviceLock, lock_addresses
-held = DeviceLock(lock_addresses(sys.argv[3:], holder=sys.argv[1], scope=sys.argv[2]))
-held.take(patience_s=5)
+lock = DeviceLock(lock_addresses(sys.argv[3:], holder=sys.argv[1], scope=sys.argv[2]))
+lock.take(patience_s=5)
 print("held", flush=True)
 time.sleep(600)
 """

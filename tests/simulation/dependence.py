@@ -89,7 +89,7 @@ class Dependent:
     """Wrong verdicts of the t test."""
     widened: Rate
     """Wrong verdicts of the t test, widened by A/A blocks and the blocks themselves."""
-    found: Rate
+    power: Rate
     """Planted effects of `FOUND_SD` that it finds."""
     factors: Array
     """(repetitions,): by how much it was widened."""
@@ -115,7 +115,7 @@ def dependent(
     return Dependent(
         plain=rate(none.p_different() <= level),
         widened=rate(none.widened(factors).p_different() <= level),
-        found=rate(some.widened(factors).p_different() <= level),
+        power=rate(some.widened(factors).p_different() <= level),
         factors=factors,
     )
 

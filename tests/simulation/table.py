@@ -366,7 +366,7 @@ def dependence_table(repetitions: int) -> str:
                     one = dependent(drawing, share, blocks=blocks, repetitions=repetitions, control=control)
                     wide = (*np.quantile(one.factors, [0.5, 0.9]), one.factors.mean())
                     rows.append((source, f"{share:g}", blocks, blocks if control else ADMITTING_BLOCKS, one.plain,
-                                 one.widened, one.found, *(f"{factor:.2f}" for factor in wide),
+                                 one.widened, one.power, *(f"{factor:.2f}" for factor in wide),
                                  rate(one.factors >= 2)))  # fmt: skip
     heads = ("correlated quantity", "strength", "blocks", "A/A blocks", "wrong, t test", "wrong, widened",
              f"finds {FOUND_SD:g} sd", "widened, median", "90 % below", "mean", "2 or more")  # fmt: skip

@@ -53,13 +53,13 @@ def test_a_stronger_autocorrelation_errs_more_and_far_less_than_without_widening
 
 
 @pytest.mark.parametrize(
-    ("blocks", "control", "wide", "found"),
+    ("blocks", "control", "wide", "power"),
     [(6, True, 0.18, 0.68), (6, False, 0.02, 0.8), (8, True, 0.1, 0.87), (10, True, 0.06, 0.95)],
 )
-def test_independent_blocks_lose_little(blocks, control, wide, found):
+def test_independent_blocks_lose_little(blocks, control, wide, power):
     """Until November 2026 six A/A blocks widened twice or more in 34 % of cases, and found two sd in 53 %."""
     rates = dependent(following_arms, 0.0, blocks=blocks, repetitions=2 * REPETITIONS, control=control)
     assert np.mean(rates.factors >= 2) < wide
     assert np.quantile(rates.factors, 0.9) < 2.6
     assert rates.factors.max() <= widening(0.9, blocks)
-    assert is_at_least(rates.found, found)
+    assert is_at_least(rates.power, power)

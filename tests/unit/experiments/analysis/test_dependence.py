@@ -95,8 +95,8 @@ def test_the_variants_own_blocks_count(share, low, high):
         for block in plan.blocks
         for arm in block.order
     ]
-    known = Circumstances(admission=Admission(calibrations=(quiet,), refused_because=None))
-    assert low < judge(plan, spec, receipts, known).variants[0].primary.widened < high
+    circumstances = Circumstances(admission=Admission(calibrations=(quiet,), refused_because=None))
+    assert low < judge(plan, spec, receipts, circumstances).variants[0].primary.widened < high
     assert judge(plan, spec, receipts, CALIBRATED).variants[0].primary.widened == 1.0, "noise without dependence"
 
 

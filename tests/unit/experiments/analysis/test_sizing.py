@@ -159,10 +159,10 @@ def test_neighbouring_blocks_that_resemble_each_other_ask_for_more_blocks():
     d = [0.004, 0.003, 0.004, 0.002, 0.001, -0.002, -0.004, -0.003, -0.004, -0.001] * 2
     blocks = [make_block(index, difference=value) for index, value in enumerate(d)]
     plan = make_plan(SPEC)
-    known = [calibrate(OWN, own) for own in (blocks, alternating(blocks))]
-    dependent, independent = (size_of(SPEC, plan, [one]) for one in known)
+    calibrations = [calibrate(OWN, own) for own in (blocks, alternating(blocks))]
+    dependent, independent = (size_of(SPEC, plan, [one]) for one in calibrations)
     assert dependent.sd_upper_pct == pytest.approx(independent.sd_upper_pct)
-    factor, least = (widening(strength_of(dependence_of([one])), len(plan.blocks)) for one in known)
+    factor, least = (widening(strength_of(dependence_of([one])), len(plan.blocks)) for one in calibrations)
     assert factor > 1.5
     assert least == 1.0
     assert math.log1p(dependent.mde_pct / 100) == pytest.approx(factor * math.log1p(independent.mde_pct / 100))

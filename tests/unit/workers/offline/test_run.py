@@ -238,8 +238,8 @@ def test_block_that_was_kept_before_the_kill_is_no_broken_attempt(tmp_path: Path
         folder.drop_work_of = lambda _attempt_id: None  # type: ignore[method-assign] # a kill cleans nothing up
         rig.run(2)
     with BundleFolder(root, FILE) as again:
-        known = again.open()
-    assert ([block.attempt.index for block in known.blocks], known.broken) == ([2], ())
+        bundle = again.open()
+    assert ([block.attempt.index for block in bundle.blocks], bundle.broken) == ([2], ())
 
 
 def test_nothing_is_started_when_asked_to_stop_or_when_the_node_is_broken(rig: Rig) -> None:
