@@ -201,12 +201,13 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Format with `digits` significant digits, thousands grouped."""
+    """Format with `digits` significant digits, thousands grouped, from 10^15 on as a power of ten."""
     if value is None:
         return NOTHING
     if not math.isfinite(value):
         return str(value)
-    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:,.{digits}g}"
+    whole = 10 ** (digits - 1) <= abs(value) < 10**15
+    return f"{value:,.0f}" if whole else f"{value:,.{digits}g}"
 
 
 def fixed(value: float | None, digits: int = 4) -> str:

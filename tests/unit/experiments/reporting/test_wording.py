@@ -36,7 +36,11 @@ def test_every_number_is_grouped_and_rounds_its_value(value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(5000, "5,000"), (5011.7, "5,011.7"), (123_456.7, "123,457"), (0.5, "0.5"), (999.996, "1,000")]
+    ("value", "text"),
+    [
+        *[(5000, "5,000"), (5011.7, "5,011.7"), (123_456.7, "123,457"), (0.5, "0.5"), (999.996, "1,000")],
+        *[(-9e14, "-900,000,000,000,000"), (1e15, "1e+15"), (-1.66667e307, "-1.6667e+307")],
+    ],
 )
 def test_a_table_s_numbers_look_alike(value: float, text: str) -> None:
     assert wording.number(value, 5) == text
