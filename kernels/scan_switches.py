@@ -26,8 +26,8 @@ COMPILER = "ablate.kernels.mamba3_mimo.cuda.host.compiled"
 class ScanSwitches:
     """How to execute the scan. Switches change speed and memory, never the mathematics.
 
-    Only lane cuda reads the switches from `superchunk` on. The operation's `supports` gives the reason why a
-    combination cannot run.
+    Only lane cuda reads the switches from `superchunk` on, and lane peer `warp_specialize`. The operation's `supports`
+    gives the reason why a combination cannot run.
     """
 
     lane: Lane = Lane.REFERENCE
@@ -55,7 +55,8 @@ class ScanSwitches:
     tma: bool = True
     """Load tiles with the tensor memory accelerator (bulk tensor copies). Off: cp.async."""
     warp_specialize: bool = False
-    """Let one warp group of the backward walk only copy, while the others compute."""
+    """Let one warp group of the backward walk only copy, while the others compute. Lane peer: of the official forward
+    kernel, which then also has TMA."""
     aggressive_smem_merge: bool = False
     """Let the compiler overlap shared buffers whose lifetimes do not meet."""
     layout_2d: bool = True

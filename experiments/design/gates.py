@@ -104,10 +104,9 @@ def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
         name=name,
         question=question,
         path=f"model.scan.{name}",
-        lanes=dict.fromkeys(fields["values"], ON_CUDA),
         block="M",
         **_attested_by(ScanFact.of(name)),
-        **fields,
+        **{"lanes": dict.fromkeys(fields["values"], ON_CUDA), **fields},
     )
 
 
@@ -242,8 +241,11 @@ _ENTRIES = (
         "warp_specialize",
         "Does a copying warp group spare the others from waiting, and what do its registers cost them?",
         requires=_OF_THE_LIFTED_WALK | {"tma": True, "pipeline_stages": 1},
-        proof="branches on the thread index that each wait at barriers, in the CUDA source of the backward walk",
-        blind_to="whether the copies overlap with arithmetic in time",
+        lanes=dict.fromkeys((False, True), (*ON_CUDA, Lane.PEER)),
+        unused_with=_lanes_except(Lane.CUDA, Lane.PEER),
+        proof="branches on the thread index that each wait at barriers, in the CUDA source of the backward walk; lane "
+        "peer: of the forward kernel for dense rows, compiled with TMA, which the release turns off, too",
+        blind_to="whether the copies overlap with arithmetic in time; lane peer: which of the tiles TMA loads",
     ),
     _kernel_gate(
         "aggressive_smem_merge",

@@ -12,7 +12,9 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import lru_cache, wraps
+from dataclasses import replace
+from functools import cache, lru_cache, wraps
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from ablate.kernels import facts
 from ablate.kernels.backends import Lane
 from ablate.kernels.documents import document_starts, documents, once_per_batch
 from ablate.kernels.errors import KernelUnsupported
+from ablate.kernels.mamba3_mimo.cuda.host.cuda_source import normalised, roles
 from ablate.kernels.mamba3_mimo.inputs import ScanInputs
 from ablate.kernels.mamba3_mimo.operands import cumulated_angles, dtype_name, handed_on
 from ablate.kernels.scan_switches import ScanFact
@@ -60,6 +63,8 @@ PACKED = ("mamba_mimo_forward_varlen", "mamba_mimo_bwd_combined_varlen")
 
 _sizes: ContextVar[dict[str, int]] = ContextVar("sizes", default={})  # noqa: B039 (never changed)
 """Sizes of the current dense scan. Empty for packed rows, whose documents change from batch to batch."""
+_warp_specialize: ContextVar[bool] = ContextVar("warp_specialize", default=False)
+"""Whether the current scan's forward kernel has a warp group that only copies."""
 
 INSTALL = (
     f"lane 'peer' needs mamba-ssm {MAMBA_SSM} and its TileLang {TILELANG} in a folder of their own: `make peer`, "
@@ -146,12 +151,15 @@ class _WithoutGradient(torch.autograd.Function):
         raise KernelUnsupported("lane 'peer': the official kernels have no gradient of the final state; allowed: none")
 
 
-def peer_scan(inputs: ScanInputs, *, chunk_size: int, return_final_state: bool = False) -> tuple[Tensor, Tensor | None]:
+def peer_scan(
+    inputs: ScanInputs, *, chunk_size: int, warp_specialize: bool = False, return_final_state: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """Return (o, final state [B,H,N,P] float32 or None) from the official kernels and their autograd function.
 
     o is [B,S,H,P] bf16, or [B,S,R,H,P] without phi. Rows with one document of whole chunks take the dense kernels,
     other rows the kernels for packed sequences. With segment ids the host waits for the device once per batch, for all
-    layers. Without them it never waits.
+    layers. Without them it never waits. `warp_specialize` compiles the forward kernel with TMA and warp specialisation,
+    which the release turns off. The backward kernels do not compile with them.
 
     Raises:
         KernelUnsupported: the package is absent, its kernels cannot run these inputs, or a backward pass needs the
@@ -162,8 +170,15 @@ def peer_scan(inputs: ScanInputs, *, chunk_size: int, return_final_state: bool =
     if reason is not None:
         raise KernelUnsupported(reason)
     packed = packing(inputs, chunk_size)
+    if warp_specialize and packed is not None:
+        rows = "rows of several documents, or not of whole chunks"
+        raise KernelUnsupported(f"lane 'peer': warp_specialize with {rows}; allowed: one document of whole chunks each")
     named = arguments(inputs, packed)
-    result = peer.function(**named, chunk_size=chunk_size, dtype=torch.bfloat16, return_state=True)
+    token = _warp_specialize.set(warp_specialize)
+    try:
+        result = peer.function(**named, chunk_size=chunk_size, dtype=torch.bfloat16, return_state=True)
+    finally:
+        _warp_specialize.reset(token)
     facts.record(ScanFact.PEER, peer.release)
     out, state_BHPN = result[0], result[2]
     if packed is not None:
@@ -245,7 +260,8 @@ def official() -> Official:
     for name, builders in BUILDERS.items():
         module = importlib.import_module(f"{FOLDER}.{name}")
         for builder in builders:
-            setattr(module, builder, _building_once(getattr(module, builder)))
+            choose = _switched if name == "mamba3_mimo_fwd" else _building_once
+            setattr(module, builder, choose(getattr(module, builder)))
     module = importlib.import_module(f"{FOLDER}.mamba3_mimo")
     for launcher, first in DENSE.items():
         setattr(module, launcher, _observed(_with_sizes(getattr(module, launcher), first), "dense"))
@@ -305,6 +321,30 @@ def _building_once(builder: Callable[..., Any]) -> Callable[..., Any]:
         return kernels[key]
 
     return cached
+
+
+def _switched(builder: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the builder of the dense forward kernel, which obeys `_warp_specialize` and records facts of the code."""
+    released = _building_once(builder)
+    specialized = cache(lambda: _building_once(_with_copying_warps(builder)))
+
+    def switched(*arguments: Any, **named: Any) -> Any:
+        kernel = (specialized() if _warp_specialize.get() else released)(*arguments, **named)
+        if facts.collecting():
+            source = normalised(kernel.get_kernel_source())
+            facts.record(ScanFact.WARP_SPECIALIZE, roles(source) > 1)
+            facts.record(f"{ScanFact.SOURCE_HASH}.forward", sha256(source.encode()).hexdigest())
+        return kernel
+
+    return switched
+
+
+def _with_copying_warps(builder: Any) -> Any:
+    """Return an official builder whose kernel has TMA and warp specialisation; one alone fails or changes nothing."""
+    from tilelang import PassConfigKey  # lazy: the folder of `use_site` has it
+
+    on = {PassConfigKey.TL_DISABLE_TMA_LOWER: False, PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: False}
+    return replace(builder, pass_configs=builder.pass_configs | on)
 
 
 def _name_or_value(value: Any) -> Any:

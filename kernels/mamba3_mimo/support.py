@@ -46,7 +46,12 @@ def _reference(inputs: ScanInputs, switches: ScanSwitches, return_final_state: b
 
 
 def _peer(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
-    return peer.peer_scan(inputs, chunk_size=switches.chunk_size, return_final_state=return_final_state)
+    return peer.peer_scan(
+        inputs,
+        chunk_size=switches.chunk_size,
+        warp_specialize=switches.warp_specialize,
+        return_final_state=return_final_state,
+    )
 
 
 def _peer_refusal(switches: ScanSwitches) -> str | None:

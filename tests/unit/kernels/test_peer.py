@@ -89,6 +89,39 @@ def mamba3_mimo(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out
 """
 
 
+BUILDERS = """
+from dataclasses import dataclass
+
+from tilelang import PassConfigKey
+
+ROLES = "if (128 <= threadIdx.x) {\\n  full.wait(0);\\n} else {\\n  empty.wait(0);\\n}"
+
+
+class Kernel(list):
+    source = "copy();"
+
+    def get_kernel_source(self):
+        return self.source
+
+
+@dataclass
+class Builder:
+    pass_configs: dict
+
+    def __call__(self, *sizes, **named):
+        kernel = Kernel([sizes, named])
+        off = {self.pass_configs[PassConfigKey.TL_DISABLE_TMA_LOWER],
+               self.pass_configs[PassConfigKey.TL_DISABLE_WARP_SPECIALIZED]}
+        if off == {False}:
+            kernel.source = ROLES
+        assert len(off) == 1 and self.pass_configs["kept"]
+        return kernel
+
+
+OFF = {PassConfigKey.TL_DISABLE_TMA_LOWER: True, PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True, "kept": True}
+"""
+
+
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process that has loaded neither TileLang nor mamba-ssm."""
@@ -98,7 +131,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     peer.official.cache_clear()
     yield
     peer.official.cache_clear()
-    for name in [name for name in sys.modules if name.split(".")[0] == "mamba_ssm"]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("mamba_ssm", "tilelang")]:
         del sys.modules[name]
 
 
@@ -108,13 +141,15 @@ def site(tmp_path: Path, bare: None) -> Path:
     package = tmp_path / "mamba_ssm" / "ops" / "tilelang" / "mamba3"
     package.mkdir(parents=True)
     for name, builders in peer.BUILDERS.items():
-        (package / f"{name}.py").write_text(
-            "".join(f"def {builder}(*sizes, **named):\n    return [sizes, named]\n" for builder in builders)
-        )
+        (package / f"{name}.py").write_text(BUILDERS + "".join(f"{builder} = Builder(OFF)\n" for builder in builders))
     for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").touch()
     (tmp_path / "mamba_ssm" / "__init__.py").write_text("raise RuntimeError('the CUDA extension would load here')\n")
     (package / "mamba3_mimo.py").write_text(STAND_IN)
+    options = "TL_DISABLE_TMA_LOWER TL_DISABLE_WARP_SPECIALIZED"
+    (tmp_path / "tilelang.py").write_text(
+        f"import enum\n__version__ = {peer.TILELANG!r}\nPassConfigKey = enum.Enum('PassConfigKey', {options!r})\n"
+    )
     for name, version in (("tilelang", peer.TILELANG), ("mamba_ssm", peer.MAMBA_SSM)):
         described = tmp_path / f"{name}-{version}.dist-info"
         described.mkdir()
@@ -176,6 +211,28 @@ def test_official_kernels_of_dense_rows_are_built_for_their_sizes(site: Path, mo
         assert ([size.name for size in open_sizes], state_size) == (["B", "S", "H", "G"], 64)
         assert module.mamba_mimo_forward(q, q, v) is module.mamba_mimo_forward(q, q, v)
     assert module.mamba_mimo_forward(q, q, v)[0][0] == 2
+
+
+def test_forward_kernel_has_a_copying_warp_group_where_a_scan_asks_for_it(site: Path) -> None:
+    peer.use_site(site)
+    inputs = make_inputs(Case(B=2, S=32, N=32, P=32, R=2), "cpu")
+    hashes = set()
+    for asked in (False, True, False):
+        with facts.collect() as recorded:
+            peer.peer_scan(inputs, chunk_size=16, warp_specialize=asked)
+        assert recorded["mamba3_mimo.warp_specialize"] is asked
+        hashes.add(recorded["mamba3_mimo.source_hash.forward"])
+    assert len(hashes) == 2
+    module = sys.modules[f"{peer.FOLDER}.mamba3_mimo_bwd"]
+    assert module.mamba_mimo_bwd_bwd(64).get_kernel_source() == "copy();"
+
+
+@pytest.mark.parametrize(("length", "documents"), [(45, 1), (48, 3)])
+def test_copying_warp_group_is_refused_for_packed_rows(site: Path, length: int, documents: int) -> None:
+    peer.use_site(site)
+    inputs = make_inputs(Case(B=2, S=length, N=32, P=32, R=2, documents=documents), "cpu")
+    with pytest.raises(KernelUnsupported, match="allowed: one document of whole chunks each"):
+        peer.peer_scan(inputs, chunk_size=16, warp_specialize=True)
 
 
 def test_arguments_pack_rows_and_name_every_document() -> None:

@@ -134,6 +134,8 @@ def test_kernel_gates_have_no_effect_in_another_lane() -> None:
     ):
         assert GATES[name].unused_because(values) == "lane = reference"
         assert GATES[name].unused_because({**values, "lane": "cuda"}) is None
+        of_peer = None if name == "warp_specialize" else "lane = peer"
+        assert GATES[name].unused_because({**values, "lane": "peer"}) == of_peer
     sequential = {**values, "lane": "cuda", "schedule": "sequential"}
     assert GATES["superchunk"].unused_because(sequential) == "schedule = sequential"
     assert GATES["chunk_size"].unused_because(sequential) is None
