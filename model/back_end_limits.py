@@ -38,6 +38,8 @@ def check_back_ends(config: TrainConfig) -> None:
     if "M" in config.model.pattern and lane in HALF_LANES and config.dtype != "bfloat16":
         detail = f"is {lane}, which takes bfloat16; allowed with dtype {config.dtype}: {Lane.REFERENCE}"
         raise ConfigError("model.scan.lane", detail)
+    if "M" in config.model.pattern and lane is Lane.PEER and config.model.scan.warp_specialize:
+        _check_specialized_peer(config)
     if "A" in config.model.pattern:
         _check_attention_on_xla(config) if lane is Lane.XLA else _check_attention(config)
     if lane is Lane.XLA:
@@ -51,6 +53,16 @@ def check_back_ends(config: TrainConfig) -> None:
     if config.cuda_graph and config.loss == "liger":
         detail = "is true; liger reads the number of targets back to the host, which cannot be recorded"
         raise ConfigError("cuda_graph", f"{detail}; allowed with loss liger: false")
+
+
+def _check_specialized_peer(config: TrainConfig) -> None:
+    where, data, chunk = "model.scan.warp_specialize", config.data, config.model.scan.chunk_size
+    detail = "is true, which lane peer does for rows of one document of whole chunks"
+    if data.documents != "joined":
+        raise ConfigError(where, f"{detail}; allowed with documents {data.documents}: false")
+    for tokens in (data.seq_len, data.val_row):
+        if tokens % chunk:
+            raise ConfigError(where, f"{detail}; allowed with rows of {tokens:,} tokens and chunk_size {chunk}: false")
 
 
 def _check_attention(config: TrainConfig) -> None:

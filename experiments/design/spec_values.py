@@ -214,6 +214,13 @@ def _duration(value: object) -> object:
     )
 
 
+def _show_duration(seconds: int) -> str:
+    """Write a duration as in a spec, in the smallest unit that its pattern allows."""
+    if seconds < 10_000:
+        return f"{seconds}s"
+    return f"{seconds // 60}m" if seconds < 60_000 else f"{seconds // 3600}h"
+
+
 def number_in(unit: str, value: object) -> object:
     """Return `value` if it is a number; otherwise reject it and name the unit."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -277,7 +284,7 @@ Bound: TypeAlias = Annotated[
 Seconds: TypeAlias = Annotated[
     int,
     BeforeValidator(_duration),
-    PlainSerializer(lambda value: f"{value}s"),
+    PlainSerializer(_show_duration),
     WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["20m"]}),
 ]
 """Whole seconds; written with a unit, "20m"."""

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -131,3 +132,21 @@ def test_generated_scan_kernels_take_bfloat16_only(lane: Lane, dtype: str, patte
     config = replace_fields(BASE, {"dtype": dtype, "model.pattern": pattern, "model.scan.lane": lane})
     generated = lane in {Lane.CUDA, Lane.PEER}
     assert is_refused(config) is (generated and dtype == "float32" and "M" in pattern)
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_copying_warp_group_of_lane_peer_needs_dense_rows(lane: Lane) -> None:
+    for documents, tokens, validated, chunk in product(("separate", "joined"), (64, 72), (0, 64, 72), (8, 16)):
+        changes = {
+            "model.pattern": "MF",
+            "model.scan.lane": lane,
+            "model.scan.warp_specialize": True,
+            "model.scan.chunk_size": chunk,
+            "data.documents": documents,
+            "data.seq_len": tokens,
+            "data.val_seq_len": validated,
+        }
+        dense = documents == "joined" and tokens % chunk == (validated or tokens) % chunk == 0
+        config = replace_fields(BASE, changes)
+        assert is_refused(config) == (lane is Lane.PEER and not dense), changes
+        assert not is_refused(replace_fields(config, {"model.scan.warp_specialize": False}))

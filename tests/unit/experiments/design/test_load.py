@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
 from ablate.experiments.design.load import MAX_SPEC_BYTES, load_values, parse_spec
 from ablate.experiments.design.plan import make_plan
 from ablate.experiments.design.problems import listed
+from ablate.experiments.design.spec_values import Seconds
 from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.kernels.backends import NODE_CLASSES
@@ -47,6 +49,14 @@ def test_parse_spec_reads_back_what_a_spec_dumps() -> None:
     again = parse_spec(spec.model_dump_json(exclude_none=True).encode(), JSON)
     assert again.digest == spec.digest
     assert (again.limits.trial, again.verdict.primary.margin_pct) == (90, 0.5)
+
+
+def test_every_duration_that_a_spec_may_have_is_read_back() -> None:
+    durations = TypeAdapter(Seconds)
+    texts = [f"{n}{unit}" for unit, most in (("s", 9999), ("m", 999), ("h", 24)) for n in range(1, most + 1)]
+    seconds = [durations.validate_python(text) for text in texts]
+    assert max(seconds) == 24 * 3600
+    assert [durations.validate_python(durations.dump_python(number)) for number in seconds] == seconds
 
 
 def test_parse_spec_equal_durations_have_equal_digests() -> None:
