@@ -106,8 +106,8 @@ def outcome(ranks: Ranks, config: TrainConfig) -> tuple[dict[str, float], int, b
     return worst, counters["stats"]["unique_graphs"], equal
 
 
-def config_of(pattern: str, devices: int, sharding: Sharding, seed: int) -> TrainConfig:
-    mesh = MeshConfig(devices=devices, sharding=sharding)
+def config_of(pattern: str, devices: int, sharding: Sharding, seed: int, expert: int = 1) -> TrainConfig:
+    mesh = MeshConfig(devices=devices, sharding=sharding, expert=expert)
     model = replace(MODEL, pattern=pattern)
     return TrainConfig(model=model, mesh=mesh, compile=True, micro_batch=4, loss_chunk_tokens=16, seed=seed)
 

@@ -54,6 +54,7 @@ def drawn(home: Path, seed: int) -> TrainConfig:
     while True:
         devices = rng.choice((2, 4))
         tensor, context = rng.choice(((1, 1), (1, 1), (2, 1), (1, 2), (4, 1), (2, 2)))
+        expert = rng.choice((1, 2, 4))
         sharding = rng.choice(("fsdp", "fsdp", "replicated", "hsdp"))
         model = HybridConfig(
             vocab_size=512,
@@ -69,7 +70,7 @@ def drawn(home: Path, seed: int) -> TrainConfig:
             attention=AttentionConfig(num_heads=rng.choice((1, 2, 4))),
         )
         try:
-            mesh = MeshConfig(devices=devices, sharding=sharding, tensor=tensor, context=context)  # type: ignore[arg-type]
+            mesh = MeshConfig(devices=devices, sharding=sharding, tensor=tensor, context=context, expert=expert)  # type: ignore[arg-type]
             config = config_for(
                 home,
                 model=model,
@@ -103,6 +104,7 @@ def test_ranks_train_as_one_process_does(seed: int, home: Path, dataset: Dataset
     mesh = config.mesh
     added = {"mesh.devices": mesh.devices, "mesh.tensor": mesh.tensor, "mesh.context": mesh.context}
     added |= {"mesh.sharding": mesh.sharding} if mesh.copies > 1 else {}
+    added["mesh.expert"] = mesh.expert
     assert first.facts == {**alone.facts, **added}
     assert [number for _, number in results] == [config.steps.total] + [0] * (config.mesh.devices - 1)
 
@@ -167,13 +169,15 @@ def lying(ranks: Ranks, config: TrainConfig, folder: Path, gate: str) -> dict[st
     elif gate == "tensor_parallel":
         patch.setattr(ranked_step, "divide_layers", lambda *_: frozenset())
         patch.setattr(ranked_step, "cross_entropy", lambda *arguments: cross_entropy(*arguments[:6]))
+    elif gate == "expert_parallel":
+        patch.setattr(ranked_step, "divide_experts", lambda *_: {})
     else:
         patch.setattr(ranked_step, "spread_rows", lambda _model, ranks: PieceExchange(ranks.context))
         patch.setattr(ranked_step, "row_piece", lambda batch, _: batch)
     return dict(trained(ranks, config, folder)[0].facts)
 
 
-@pytest.mark.parametrize("gate", ["devices", "sharding", "tensor_parallel", "context_parallel"])
+@pytest.mark.parametrize("gate", ["devices", "sharding", "tensor_parallel", "context_parallel", "expert_parallel"])
 def test_a_division_that_was_asked_for_and_did_not_happen_is_found(gate: str, home: Path, dataset: Dataset) -> None:
     config = config_for(home, mesh=MeshConfig(devices=2), steps=StepsConfig(warmup=0, timed=1, val_rows=0))
     if gate not in ("devices", "sharding"):
