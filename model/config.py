@@ -213,8 +213,8 @@ class MeshConfig:
             raise ConfigError(f"mesh.{name}", detail)
         if self.copies % self.expert:
             allowed = ", ".join(str(size) for size in MESH_SIZES if self.copies % size == 0)
-            detail = f"is {self.expert}; allowed with {self.copies} devices that have different tokens: {allowed}"
-            raise ConfigError("mesh.expert", detail)
+            detail = f"is {self.expert}; it does not divide the number of devices with different tokens, {self.copies}"
+            raise ConfigError("mesh.expert", f"{detail}; allowed: {allowed}")
         if self.copies == 1 and self.sharding != "fsdp":
             raise ConfigError(
                 "mesh.sharding", f"is {self.sharding}; no two devices have different tokens: nothing to divide"

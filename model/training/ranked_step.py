@@ -56,9 +56,9 @@ class RankedStep(OneDevice):
         self._exchange = spread_rows(model, ranks)
         self._divided_by = max(whole[name] // size for name, size in _sizes(model).items() if name in whole)
         self._all_experts = [layer.maps.num_elements for layer in experts_of(model)]
-        self._experts = divide_experts(model, ranks)
+        self.experts = divide_experts(model, ranks)
         exact = config.loss == "chunked"  # it adds up the gradient of the weight in the weight's dtype
-        self._own = frozenset(self._experts.values())
+        self._own = frozenset(self.experts.values())
         self._root = share_parameters(ModelWithLoss(model, self._own_loss), ranks, exact_head=exact, own=self._own)
         self._shares = {parameter: nn.Parameter(local(parameter.detach())) for parameter in self.parameters}
         """What this rank stores of each parameter, as a plain tensor in the same memory."""
@@ -82,12 +82,12 @@ class RankedStep(OneDevice):
         """Compute the gradients of the summed loss. The factor undoes the mean that `share_parameters` takes."""
         (loss * self.ranks.rows.size).backward()  # type: ignore[no-untyped-call]
         average_whole(self._whole, self.ranks)
-        average_experts(self._experts.values(), self.ranks)
+        average_experts(self.experts.values(), self.ranks)
 
     def update(self, loss: Tensor, optimizer: AnyOptimizer) -> Tensor:
         """Update this rank's parameters; return [2] float32: whole loss and gradient norm before clipping."""
         self.backward(loss)
-        norm = gradient_norm(self.model, (self._slices, self.ranks.tensor), (self._experts, self.ranks.expert))
+        norm = gradient_norm(self.model, (self._slices, self.ranks.tensor), (self.experts, self.ranks.expert))
         for parameter, share in self._shares.items():
             share.grad = None if parameter.grad is None else local(parameter.grad)
         self.model.zero_grad(set_to_none=True)

@@ -86,7 +86,7 @@ def drawn(home: Path, seed: int) -> TrainConfig:
         return config
 
 
-@pytest.mark.parametrize("seed", [1, 3, 5, 6, 8, 10])  # every way to divide; all of range(40) passed by hand
+@pytest.mark.parametrize("seed", [1, 2, 3, 13, 17, 18, 24])  # every way to divide; all of range(40) passed by hand
 def test_ranks_train_as_one_process_does(seed: int, home: Path, dataset: Dataset) -> None:
     config = drawn(home, seed)
     alone = train(replace(config, mesh=MeshConfig()), dataset=dataset, on_step=lambda _: None)
