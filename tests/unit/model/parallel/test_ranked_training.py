@@ -169,6 +169,7 @@ def lying(ranks: Ranks, config: TrainConfig, folder: Path, gate: str) -> dict[st
     elif gate == "tensor_parallel":
         patch.setattr(ranked_step, "divide_layers", lambda *_: frozenset())
         patch.setattr(ranked_step, "cross_entropy", lambda *arguments: cross_entropy(*arguments[:6]))
+        patch.setattr(ranked_step.RankedStep, "exchanges", lambda *_: {})  # there are none
     elif gate == "expert_parallel":
         patch.setattr(ranked_step, "divide_experts", lambda *_: {})
     else:
