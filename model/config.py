@@ -329,8 +329,7 @@ def check_mesh(config: TrainConfig) -> None:
 
 
 def _check_xla_mesh(config: TrainConfig) -> None:
-    devices, model = config.mesh.devices, config.model
-    mesh = config.mesh
+    mesh, devices, model = config.mesh, config.mesh.devices, config.model
     for name, value in (("tensor", mesh.tensor), ("context", mesh.context), ("expert", mesh.expert)):
         if value > 1:
             raise ConfigError(f"mesh.{name}", f"is {value}; lane xla divides rows only; allowed: 1")

@@ -5,7 +5,7 @@ optimiser state (torch's `fully_shard`). The weights of a block are gathered bef
 its gradients. Hooks of the blocks do that, outside of what torch's compiler makes of a block. The other norms and the
 numbers per head, under 1 % of a model, are whole on every rank: their gradients are added up in one message after the
 backward pass. `replicated` keeps whole copies and adds up the gradients while the backward pass runs (torch's
-DistributedDataParallel).
+DistributedDataParallel). Neither touches experts of which each rank keeps its own (experts.py).
 
 Weights of linear maps in bfloat16 are gathered in bfloat16: rounding before or after gathering gives the same numbers,
 with half of the bytes. All other parameters are gathered, and all gradients added up, in float32.
@@ -68,9 +68,7 @@ class HeadWithLoss(nn.Module):
         return self._loss(hidden, self.linear.weight, targets, valid)
 
 
-def share_parameters(
-    root: ModelWithLoss, ranks: Ranks, *, exact_head: bool, own: frozenset[nn.Parameter] = frozenset()
-) -> nn.Module:
+def share_parameters(root: ModelWithLoss, ranks: Ranks, *, exact_head: bool, own: frozenset[nn.Parameter]) -> nn.Module:
     """Return the module that computes `root` with parameters and gradients shared by `ranks.rows`.
 
     With `exact_head` the loss gets the head's weight in float32 for any dtype of the model.

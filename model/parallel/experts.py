@@ -8,8 +8,9 @@ Rank e of P keeps the experts e X / P to (e + 1) X / P - 1 of a whole model, so 
 Router, shared expert and everything else lie as without it (`data.py`). A rank's gradient of its experts is that of
 all tokens of its group. Ranks with the same experts (`Ranks.expert_copies`) add theirs up after the backward pass.
 
-All ranks of a group have to run the same passes. Tensor ranks keep columns of their experts, and each exchanges rows
-with the ranks that keep the same columns.
+All ranks of a group have to run the same passes, and wait for each other in each of these layers; so do ranks with
+pieces of the same rows (`context.py`). Tensor ranks keep columns of their experts, and each exchanges rows with the
+ranks that keep the same columns.
 
 Legend: N rows of this rank's tokens, M rows for this rank's experts, D d_model, X experts, P ranks, Y = X / P.
 """

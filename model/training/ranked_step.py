@@ -55,16 +55,16 @@ class RankedStep(OneDevice):
         self._slices = divide_layers(model, ranks)
         self._exchange = spread_rows(model, ranks)
         self._divided_by = max(whole[name] // size for name, size in _sizes(model).items() if name in whole)
-        self._all_experts = [layer.maps.num_elements for layer in experts_of(model)]
+        self._expert_elements = [layer.maps.num_elements for layer in experts_of(model)]
         self.experts = divide_experts(model, ranks)
-        exact = config.loss == "chunked"  # it adds up the gradient of the weight in the weight's dtype
+        """Matrices of experts of which other ranks keep other ones, by name."""
         self._own = frozenset(self.experts.values())
+        exact = config.loss == "chunked"  # it adds up the gradient of the weight in the weight's dtype
         self._root = share_parameters(ModelWithLoss(model, self._own_loss), ranks, exact_head=exact, own=self._own)
         self._shares = {parameter: nn.Parameter(local(parameter.detach())) for parameter in self.parameters}
         """What this rank stores of each parameter, as a plain tensor in the same memory."""
         divides = config.mesh.copies > 1 and config.mesh.sharding != "replicated"
-        whole_ones = (p for p in self.parameters if p not in self._own and not isinstance(p, DTensor))
-        self._whole = list(whole_ones) if divides else []
+        self._whole = [p for p in self.parameters if divides and p not in self._own and not isinstance(p, DTensor)]
 
     def loss(self, forward: Forward, batch: Batch) -> Tensor:
         """Return this rank's part of the mean loss over the valid tokens of the whole `batch`, a float32 scalar."""
@@ -133,10 +133,10 @@ class RankedStep(OneDevice):
     def record(self) -> None:
         """Record how the parameters lie on the ranks, and how many ranks there are."""
         if self.config.mesh.copies > 1:
-            left_out = self._own | {layer.router for layer in experts_of(self.model)}  # whole routers on every rank
+            left_out = self._own | {layer.router for layer in experts_of(self.model)}  # routers are always whole
             for kind in sharding_of(p for p in self.parameters if p.ndim == 2 and p not in left_out):
                 facts.record(ModelFact.SHARDING, kind)
-        for layer, num_elements in zip(experts_of(self.model), self._all_experts, strict=True):
+        for layer, num_elements in zip(experts_of(self.model), self._expert_elements, strict=True):
             facts.record(ModelFact.EXPERT, num_elements // layer.maps.num_elements)
         facts.record(ModelFact.TENSOR, self._divided_by)
         facts.record(ModelFact.MESH_DEVICES, self.world)
