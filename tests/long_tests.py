@@ -107,6 +107,7 @@ LONG = (
     f"{UNIT}experiments/records/test_forgeries.py::test_the_published_table_is_what_the_code_catches",
     f"{UNIT}experiments/reporting/test_too_few_repeats.py::test_repeats_are_said_to_differ_exactly_where_two_valid_ones_do",
     f"{UNIT}experiments/system/test_output.py::test_every_shell_shows_every_text",
+    f"{UNIT}model/parallel/test_compiled_blocks.py::test_gradients_of_compiled_blocks_equal_one_device_and_repeats_are_equal_to_the_bit[EAE",
     f"{UNIT}model/parallel/test_expert.py::test_gradients_norm_and_load_equal_one_process_and_repeats_are_equal_to_the_bit[4]",
     f"{UNIT}model/parallel/test_ranked_training.py::test_every_gate_of_the_mesh_says_that_it_ran[context_parallel=4]",
     f"{UNIT}model/parallel/test_ranked_training.py::test_every_gate_of_the_mesh_says_that_it_ran[devices=4]",
