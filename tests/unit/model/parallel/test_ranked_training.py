@@ -111,9 +111,9 @@ def test_ranks_train_as_one_process_does(seed: int, home: Path, dataset: Dataset
 
 def test_two_runs_of_ranks_are_equal_to_the_bit_and_share_the_memory(home: Path, dataset: Dataset) -> None:
     peaks = {}
-    for sharding in ("fsdp", "replicated"):
+    for sharding, expert in (("fsdp", 2), ("fsdp", 1), ("replicated", 1)):
         config = config_for(home, steps=StepsConfig(warmup=1, timed=4, val_rows=4, val_every=2))
-        config = replace(config, mesh=MeshConfig(devices=2, sharding=sharding))  # type: ignore[arg-type]
+        config = replace(config, mesh=MeshConfig(devices=2, sharding=sharding, expert=expert))  # type: ignore[arg-type]
         one, two = (run_ranks(config.mesh, trained, config, dataset.folder)[0][0] for _ in range(2))
         assert [step.loss for step in one.steps] == [step.loss for step in two.steps]
         assert one.loss_val == two.loss_val
