@@ -20,6 +20,8 @@ RecurrenceWalk: TypeAlias = Literal["loop", "fused"]
 HeadNorm: TypeAlias = Literal["none", "rms"]
 OmitZero: TypeAlias = Annotated[int, Field(exclude_if=partial(eq, 0))]
 """A number that receipts leave out where it is 0, so that a receipt from before the field keeps its digest."""
+OmitOne: TypeAlias = Annotated[int, Field(exclude_if=partial(eq, 1))]
+"""The same where it is 1."""
 
 
 def between(name: str, value: float, low: float, high: float) -> None:

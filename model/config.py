@@ -12,8 +12,8 @@ from ablate.model.block_configs import AttentionBackend as AttentionBackend
 from ablate.model.block_configs import AttentionConfig as AttentionConfig
 from ablate.model.block_configs import ExpertsConfig as ExpertsConfig
 from ablate.model.block_configs import MambaConfig as MambaConfig
+from ablate.model.block_configs import OmitOne, between, one_of
 from ablate.model.block_configs import RecurrenceConfig as RecurrenceConfig
-from ablate.model.block_configs import between, one_of
 from ablate.model.blocks import BLOCK_KINDS as BLOCK_KINDS
 from ablate.model.blocks import BLOCKS
 from ablate.model.blocks import HybridConfig as HybridConfig
@@ -199,16 +199,22 @@ class MeshConfig:
     """Devices that share heads and columns of each layer (tensor parallel)."""
     context: int = 1
     """Devices that share the tokens of each row (context parallel)."""
+    expert: OmitOne = 1
+    """Devices with different tokens (of `data` and `context`) that share the experts of a layer (expert parallel)."""
 
     def __post_init__(self) -> None:
         one_of("mesh.devices", self.devices, MESH_SIZES)
-        for name, value in (("tensor", self.tensor), ("context", self.context)):
+        for name, value in (("tensor", self.tensor), ("context", self.context), ("expert", self.expert)):
             one_of(f"mesh.{name}", value, MESH_SIZES)
         shares = self.tensor * self.context
         if self.devices % shares:
             name = "tensor" if self.tensor > 1 else "context"
             detail = f"is {getattr(self, name)}; tensor * context = {shares} does not divide {self.devices} devices"
             raise ConfigError(f"mesh.{name}", detail)
+        if self.copies % self.expert:
+            allowed = ", ".join(str(size) for size in MESH_SIZES if self.copies % size == 0)
+            detail = f"is {self.expert}; it does not divide the number of devices with different tokens, {self.copies}"
+            raise ConfigError("mesh.expert", f"{detail}; allowed: {allowed}")
         if self.copies == 1 and self.sharding != "fsdp":
             raise ConfigError(
                 "mesh.sharding", f"is {self.sharding}; no two devices have different tokens: nothing to divide"
@@ -323,8 +329,8 @@ def check_mesh(config: TrainConfig) -> None:
 
 
 def _check_xla_mesh(config: TrainConfig) -> None:
-    devices, model = config.mesh.devices, config.model
-    for name, value in (("tensor", config.mesh.tensor), ("context", config.mesh.context)):
+    mesh, devices, model = config.mesh, config.mesh.devices, config.model
+    for name, value in (("tensor", mesh.tensor), ("context", mesh.context), ("expert", mesh.expert)):
         if value > 1:
             raise ConfigError(f"mesh.{name}", f"is {value}; lane xla divides rows only; allowed: 1")
     if model.scan_layers:
@@ -359,6 +365,7 @@ def _check_ranks(config: TrainConfig) -> None:
     _check_blocks(config)
     check_tensor_parallel(config)
     check_context_parallel(config)
+    _check_expert_parallel(config)
 
 
 def _check_blocks(config: TrainConfig) -> None:
@@ -366,6 +373,14 @@ def _check_blocks(config: TrainConfig) -> None:
     if whole and config.mesh.tensor * config.mesh.context > 1:
         detail = f"has block {whole[0]!r}, which devices cannot share; allowed with mesh.tensor and mesh.context 1"
         raise ConfigError("model.pattern", detail)
+
+
+def _check_expert_parallel(config: TrainConfig) -> None:
+    expert, number = config.mesh.expert, config.model.experts.num_experts
+    if "E" in config.model.pattern and number % expert:
+        allowed = ", ".join(str(size) for size in MESH_SIZES if number % size == 0)
+        detail = f"is {expert}; allowed with {number} experts (model.experts.num_experts): {allowed}"
+        raise ConfigError("mesh.expert", detail)
 
 
 def check_context_parallel(config: TrainConfig) -> None:

@@ -58,6 +58,8 @@ class ModelFact(StrEnum):
     """Number of devices that share heads and columns, by the sizes of the weights; recorded by ranks."""
     CONTEXT = "mesh.context"
     """Number of devices that share the tokens of a row, by the shapes of the batch; recorded by ranks."""
+    EXPERT = "mesh.expert"
+    """Number of devices that share the experts, by the sizes of their matrices; recorded by ranks, if there are any."""
     MESH_DEVICES = "mesh.devices"
     """Number of devices of the step; absent with one device."""
     GRAPH_CHANGE = "xla.graph_change"

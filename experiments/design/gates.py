@@ -110,8 +110,8 @@ def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
     )
 
 
-def _shared_by_ranks(name: str, question: str, fact: ModelFact, *, proof: str) -> Gate:
-    """Return the gate of a number of devices that share the layers or the tokens of a step."""
+def _shared_by_ranks(name: str, question: str, fact: ModelFact, *, proof: str, block: str | None = None) -> Gate:
+    """Return the gate of a number of devices that share the layers, the tokens or the experts of a step."""
     numbers = (1, 2, 4, 8)
     return Gate(
         name=name,
@@ -121,6 +121,7 @@ def _shared_by_ranks(name: str, question: str, fact: ModelFact, *, proof: str) -
         claim=Claim.RE_ASSOCIATES,
         lanes=dict.fromkeys(numbers[1:], OF_RANKS),
         unused_with=NOT_ON_XLA,
+        block=block,
         proof=proof,
         blind_to="when the ranks exchange what; one device, where nothing is recorded",
         **_attested_by(fact),
@@ -525,6 +526,13 @@ _ENTRIES = (
         "Does dividing the tokens of each row over devices pay, for long rows?",
         ModelFact.CONTEXT,
         proof="the tokens of a row that reach the model of a rank, against those of the whole row",
+    ),
+    _shared_by_ranks(
+        "expert_parallel",
+        "Does it pay to keep each expert on one device and to send it its tokens, instead of gathering its matrices?",
+        ModelFact.EXPERT,
+        block="E",
+        proof="the elements of the experts' matrices that a rank keeps in each layer, against those of all experts",
     ),
     Gate(
         name="micro_batch",

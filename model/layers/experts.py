@@ -22,7 +22,7 @@ Legend: B batch, S sequence, T = B S tokens, D d_model, X experts, K experts of 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +34,9 @@ from ablate.model.config import HybridConfig
 from ablate.model.facts import ModelFact
 from ablate.model.layers.linear import projections
 
+Products = Callable[[Tensor, Tensor], Tensor]
+"""(rows [N,D] by expert, ends of the experts' rows [X]) -> [N,D]."""
+
 
 class LoadGroup(Protocol):
     """The processes that compute other tokens of a step (`ablate.model.parallel.ranks.Group`)."""
@@ -43,7 +46,7 @@ class LoadGroup(Protocol):
 
 
 class ExpertMaps(nn.Module):
-    """The maps of all experts, expert by expert in one matrix, and of the shared expert."""
+    """The maps of this process's experts, expert by expert in one matrix, and of the shared expert."""
 
     def __init__(self, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
         super().__init__()
@@ -58,21 +61,26 @@ class ExpertMaps(nn.Module):
         self.shared_up_proj = projection(config.d_model, shared) if shared else None
         self.shared_out_proj = projection(shared, config.d_model) if shared else None
         self.product = _PRODUCTS[config.experts.products]
+        self.exchange: Callable[[Products, Tensor, Tensor], Tensor] | None = None
+        """Calls `Products` of the processes that share the experts (model/parallel/experts.py); None: all are here."""
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the matrices of this process's experts."""
+        return self.up_proj.weight.numel() + self.out_proj.weight.numel()
 
     def forward(self, x_TD: Tensor, weights_TK: Tensor, order_N: Tensor, ends_X: Tensor) -> Tensor:
         """Return the weighted outputs [T,D] of the chosen experts, and of the shared one.
 
         `order_N` sorts the rows by expert. `ends_X` says where the rows of an expert end.
         """
-        up_XFD, down_XDF = (
-            linear.weight.to(self.compute_dtype).view(self.num_experts, -1, linear.weight.shape[1])
-            for linear in (self.up_proj, self.out_proj)
-        )
-        back_N = torch.empty_like(order_N).scatter_(0, order_N, torch.arange(len(order_N), device=x_TD.device))
+        back_N = inverse(order_N)
         rows_ND: Tensor = _Sorted.apply(x_TD, order_N, back_N)  # type: ignore[no-untyped-call]
-        hidden_NF = functional.relu(self.product(rows_ND, up_XFD, ends_X)).square()
-        rows_ND = self.product(hidden_NF, down_XDF, ends_X)
-        rows_ND = _Unsorted.apply(rows_ND, order_N, back_N)  # type: ignore[no-untyped-call]
+        if self.exchange is None:
+            rows_ND = self.products(rows_ND, ends_X)
+        else:
+            rows_ND = self.exchange(self.products, rows_ND, ends_X)
+        rows_ND = permuted(rows_ND, back_N, order_N)
         rows_TKD = rows_ND.view(*weights_TK.shape, -1)
         # Not a product of T small matrices, whose kernels took 27 of 242 ms of a step of nam56r-quarter on an H200.
         out_TD = (weights_TK.unsqueeze(2) * rows_TKD).sum(1).to(self.compute_dtype)
@@ -80,6 +88,16 @@ class ExpertMaps(nn.Module):
             return out_TD
         shared_TD: Tensor = self.shared_out_proj(functional.relu(self.shared_up_proj(x_TD)).square())
         return out_TD + shared_TD
+
+    def products(self, rows_ND: Tensor, ends_X: Tensor) -> Tensor:
+        """Return the outputs [N,D] of this process's experts for rows that are sorted by expert."""
+        up_XFD, down_XDF = (
+            linear.weight.to(self.compute_dtype).view(self.num_experts, -1, linear.weight.shape[1])
+            for linear in (self.up_proj, self.out_proj)
+        )
+        hidden_NF = functional.relu(self.product(rows_ND, up_XFD, ends_X)).square()
+        out_ND: Tensor = self.product(hidden_NF, down_XDF, ends_X)
+        return out_ND
 
 
 class Experts(nn.Module):
@@ -182,6 +200,8 @@ def _summed(rows: LoadGroup, counts_X: Tensor) -> Tensor:
 
 def _grouped(rows_NI: Tensor, weight_XOI: Tensor, ends_X: Tensor) -> Tensor:
     _record(ModelFact.EXPERT_PRODUCTS, "grouped")
+    if len(rows_NI) == 0:  # torch's backward pass of it takes no empty operand
+        return functional.linear(rows_NI, weight_XOI[0])
     return functional.grouped_mm(rows_NI, weight_XOI.transpose(1, 2), offs=ends_X.int())
 
 
@@ -212,18 +232,27 @@ class _Sorted(torch.autograd.Function):
         return gradients[0][back_N].view(ctx.tokens, -1, gradients[0].shape[1]).sum(1), None, None
 
 
-class _Unsorted(torch.autograd.Function):
-    """Rows by token again."""
+def inverse(order_N: Tensor) -> Tensor:
+    """Return the permutation that undoes `order_N`."""
+    return torch.empty_like(order_N).scatter_(0, order_N, torch.arange(len(order_N), device=order_N.device))
 
+
+def permuted(rows_ND: Tensor, order_N: Tensor, back_N: Tensor) -> Tensor:
+    """Return the rows in another order, which `back_N` undoes."""
+    result: Tensor = _Permuted.apply(rows_ND, order_N, back_N)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Permuted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_ND: Tensor, order_N: Tensor, back_N: Tensor) -> Tensor:
-        ctx.save_for_backward(order_N)
-        return rows_ND[back_N]
+        ctx.save_for_backward(back_N)
+        return rows_ND[order_N]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (order_N,) = ctx.saved_tensors
-        return gradients[0][order_N], None, None
+        (back_N,) = ctx.saved_tensors
+        return gradients[0][back_N], None, None
 
 
 class _WithLoss(torch.autograd.Function):

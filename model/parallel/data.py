@@ -5,7 +5,7 @@ optimiser state (torch's `fully_shard`). The weights of a block are gathered bef
 its gradients. Hooks of the blocks do that, outside of what torch's compiler makes of a block. The other norms and the
 numbers per head, under 1 % of a model, are whole on every rank: their gradients are added up in one message after the
 backward pass. `replicated` keeps whole copies and adds up the gradients while the backward pass runs (torch's
-DistributedDataParallel).
+DistributedDataParallel). Neither touches experts of which each rank keeps its own (experts.py).
 
 Weights of linear maps in bfloat16 are gathered in bfloat16: rounding before or after gathering gives the same numbers,
 with half of the bytes. All other parameters are gathered, and all gradients added up, in float32.
@@ -68,11 +68,12 @@ class HeadWithLoss(nn.Module):
         return self._loss(hidden, self.linear.weight, targets, valid)
 
 
-def share_parameters(root: ModelWithLoss, ranks: Ranks, *, exact_head: bool) -> nn.Module:
+def share_parameters(root: ModelWithLoss, ranks: Ranks, *, exact_head: bool, own: frozenset[nn.Parameter]) -> nn.Module:
     """Return the module that computes `root` with parameters and gradients shared by `ranks.rows`.
 
     With `exact_head` the loss gets the head's weight in float32 for any dtype of the model.
-    Its gradients are the mean over these ranks, after `average_whole`. Divided parameters become DTensors in place.
+    Its gradients are the mean over these ranks, after `average_whole`, except those of its `own` parameters, which only
+    move to the device. Divided parameters become DTensors in place.
     """
     config = ranks.config
     if config.copies == 1:
@@ -80,6 +81,8 @@ def share_parameters(root: ModelWithLoss, ranks: Ranks, *, exact_head: bool) -> 
     if config.sharding == "replicated":
         root.to(ranks.device)
         group = ranks.rows.process_group
+        left_out = [name for name, parameter in root.named_parameters() if parameter in own]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(root, left_out)  # type: ignore[no-untyped-call]
         return DistributedDataParallel(
             root,
             process_group=group,
@@ -88,21 +91,23 @@ def share_parameters(root: ModelWithLoss, ranks: Ranks, *, exact_head: bool) -> 
             bucket_cap_mb=BUCKET_MB,
         )
     mesh = _mesh(config, ranks)
-    groups = [*_share_blocks(list(root.model.blocks), mesh, ranks), _share_head(root.head, mesh, exact=exact_head)]
+    groups = [*_share_blocks(list(root.model.blocks), mesh, ranks, own), _share_head(root.head, mesh, exact=exact_head)]
     fully_shard(root, mesh=mesh, ignored_params={root.model.lm_head.weight})
     _gather_ahead([root, *groups])
     return root
 
 
-def _share_blocks(blocks: list[nn.Module], mesh: DeviceMesh, ranks: Ranks) -> list[nn.Module]:
-    """Divide the linear maps of `blocks`. Return the first block of each group that is gathered together.
+def _share_blocks(
+    blocks: list[nn.Module], mesh: DeviceMesh, ranks: Ranks, own: frozenset[nn.Parameter]
+) -> list[nn.Module]:
+    """Divide the linear maps of `blocks` except `own`. Return the first block of each group that is gathered together.
 
     The host needs about as long for a group, and for each of its parameters, as for a layer. So several blocks share
     one, and the rest of a block stays whole on every rank.
     """
     groups = [blocks[first : first + GATHERED_BLOCKS] for first in range(0, len(blocks), GATHERED_BLOCKS)]
     for group in groups:
-        maps = [module for block in group for module in block.modules() if isinstance(module, Linear)]
+        maps = [one for block in group for one in block.modules() if isinstance(one, Linear) and one.weight not in own]
         half = all(one.compute_dtype == torch.bfloat16 and one.products == "as_dtype" for one in maps)
         rest = {parameter for block in group for parameter in block.parameters()} - {one.weight for one in maps}
         policy = _IN_HALF if half else MixedPrecisionPolicy()

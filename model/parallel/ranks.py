@@ -2,7 +2,8 @@
 
 `MeshConfig` divides a step in three ways at once: `data` ranks compute different rows of the batch, `context` ranks
 different pieces of each row, `tensor` ranks different heads and columns of each layer. Rank
-(d * context + c) * tensor + t has the coordinates (d, c, t).
+(d * context + c) * tensor + t has the coordinates (d, c, t). Of the ranks with equal t, each `expert` consecutive ones
+share the experts.
 
 Kernels exchange tensors over NCCL on GPUs and gloo on processors. Control messages (`agree`, `gather`) always use gloo,
 so they wait for no device.
@@ -51,6 +52,15 @@ class Group:
         gathered = tensor.new_empty((self.size, *tensor.shape))
         dist.all_gather(list(gathered), tensor, group=self.process_group)
         return gathered
+
+    def exchange(self, rows: Tensor, given: list[int], taken: list[int]) -> Tensor:
+        """Give consecutive `rows` to the ranks in order, and return those taken from them in order, without gradients.
+
+        `given` and `taken` are the numbers of rows for and from each rank.
+        """
+        result = rows.new_empty((sum(taken), *rows.shape[1:]))
+        dist.all_to_all_single(result, rows.contiguous(), taken, given, group=self.process_group)
+        return result
 
 
 def summed_gradient(x: Tensor, group: Group) -> Tensor:
@@ -105,6 +115,10 @@ class Ranks:
         self.rows_mesh: DeviceMesh = self.mesh["data", "context"]._flatten("rows")
         """Ranks that have the same parameters and different tokens: their gradients are added up."""
         self.rows = _group_of(self.rows_mesh)
+        shape = (config.copies // config.expert, config.expert, config.tensor)
+        by_experts = init_device_mesh(device.type, shape, mesh_dim_names=("expert_copies", "expert", "tensor"))
+        self.expert, self.expert_copies = (_group_of(by_experts[name]) for name in ("expert", "expert_copies"))
+        """Ranks of `rows` that share the experts, and those that have the same experts."""
         self._control = dist.new_group(backend="gloo", timeout=PATIENCE)
 
     def agree(self, *values: float) -> tuple[float, ...]:

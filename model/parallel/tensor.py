@@ -22,7 +22,7 @@ The embedding is not divided: its lookup needs no product, and the sum over rank
 in float32. Ranks with different tokens can still divide it with its state (FSDP).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -60,17 +60,21 @@ def divide_layers(model: Hybrid, ranks: Ranks) -> frozenset[str]:
     return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in slices)
 
 
-def gradient_norm(model: nn.Module, slices: frozenset[str], group: Group) -> Tensor:
-    """Return the norm of all gradients of the whole model, a scalar that is equal on all ranks of `group`.
+def gradient_norm(model: nn.Module, *divided: tuple[Collection[str], Group]) -> Tensor:
+    """Return the norm of all gradients of the whole model, a scalar that is equal on all ranks.
 
-    `slices` are the names, in `model`, of the parameters that `divide_layers` returned. A parameter that is whole on
-    every rank counts once. Gradients may be DTensors over ranks with different tokens.
+    `divided`: names, in `model`, of parameters of which each rank of a group has another part. A parameter that is
+    whole on every rank counts once. Gradients may be DTensors over ranks with different tokens.
     """
-    squares = {
-        is_slice: _squares([p.grad for name, p in model.named_parameters() if (name in slices) is is_slice])
-        for is_slice in (True, False)
-    }
-    return (group.sum(squares[True]) + squares[False]).sqrt()
+    gradients: dict[tuple[Group, ...], list[Tensor | None]] = {}
+    for name, parameter in model.named_parameters():
+        groups = tuple(group for names, group in divided if name in names)
+        gradients.setdefault(groups, []).append(parameter.grad)
+    squares = [_squares(some) for some in gradients.values()]
+    for groups, square in zip(gradients, squares, strict=True):
+        for group in groups:
+            group.sum(square)
+    return torch.stack(squares).sum().sqrt()
 
 
 def _squares(gradients: list[Tensor | None]) -> Tensor:

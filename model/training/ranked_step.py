@@ -23,6 +23,7 @@ from ablate.model.hybrid import Hybrid
 from ablate.model.layers.experts import experts_of
 from ablate.model.parallel.context import row_piece, spread_rows
 from ablate.model.parallel.data import ModelWithLoss, average_whole, local, sharding_of, share_parameters
+from ablate.model.parallel.experts import average_experts, divide_experts
 from ablate.model.parallel.ranks import Group, Ranks
 from ablate.model.parallel.tensor import divide_layers, gradient_norm
 from ablate.model.training.compilation import Forward
@@ -54,12 +55,16 @@ class RankedStep(OneDevice):
         self._slices = divide_layers(model, ranks)
         self._exchange = spread_rows(model, ranks)
         self._divided_by = max(whole[name] // size for name, size in _sizes(model).items() if name in whole)
+        self._expert_elements = [layer.maps.num_elements for layer in experts_of(model)]
+        self.experts = divide_experts(model, ranks)
+        """Matrices of experts of which other ranks keep other ones, by name."""
+        self._own = frozenset(self.experts.values())
         exact = config.loss == "chunked"  # it adds up the gradient of the weight in the weight's dtype
-        self._root = share_parameters(ModelWithLoss(model, self._own_loss), ranks, exact_head=exact)
+        self._root = share_parameters(ModelWithLoss(model, self._own_loss), ranks, exact_head=exact, own=self._own)
         self._shares = {parameter: nn.Parameter(local(parameter.detach())) for parameter in self.parameters}
         """What this rank stores of each parameter, as a plain tensor in the same memory."""
         divides = config.mesh.copies > 1 and config.mesh.sharding != "replicated"
-        self._whole = [p for p in self.parameters if divides and not isinstance(p, DTensor)]
+        self._whole = [p for p in self.parameters if divides and p not in self._own and not isinstance(p, DTensor)]
 
     def loss(self, forward: Forward, batch: Batch) -> Tensor:
         """Return this rank's part of the mean loss over the valid tokens of the whole `batch`, a float32 scalar."""
@@ -77,11 +82,12 @@ class RankedStep(OneDevice):
         """Compute the gradients of the summed loss. The factor undoes the mean that `share_parameters` takes."""
         (loss * self.ranks.rows.size).backward()  # type: ignore[no-untyped-call]
         average_whole(self._whole, self.ranks)
+        average_experts(self.experts.values(), self.ranks)
 
     def update(self, loss: Tensor, optimizer: AnyOptimizer) -> Tensor:
         """Update this rank's parameters; return [2] float32: whole loss and gradient norm before clipping."""
         self.backward(loss)
-        norm = gradient_norm(self.model, self._slices, self.ranks.tensor)
+        norm = gradient_norm(self.model, (self._slices, self.ranks.tensor), (self.experts, self.ranks.expert))
         for parameter, share in self._shares.items():
             share.grad = None if parameter.grad is None else local(parameter.grad)
         self.model.zero_grad(set_to_none=True)
@@ -127,9 +133,11 @@ class RankedStep(OneDevice):
     def record(self) -> None:
         """Record how the parameters lie on the ranks, and how many ranks there are."""
         if self.config.mesh.copies > 1:
-            routers = {layer.router for layer in experts_of(self.model)}  # whole on every rank
-            for kind in sharding_of(p for p in self.parameters if p.ndim == 2 and p not in routers):
+            left_out = self._own | {layer.router for layer in experts_of(self.model)}  # routers are always whole
+            for kind in sharding_of(p for p in self.parameters if p.ndim == 2 and p not in left_out):
                 facts.record(ModelFact.SHARDING, kind)
+        for layer, num_elements in zip(experts_of(self.model), self._expert_elements, strict=True):
+            facts.record(ModelFact.EXPERT, num_elements // layer.maps.num_elements)
         facts.record(ModelFact.TENSOR, self._divided_by)
         facts.record(ModelFact.MESH_DEVICES, self.world)
 

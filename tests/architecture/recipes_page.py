@@ -33,8 +33,10 @@ _BLOCKS = """
   them. Receipts have the load of the last timed step as facts: `experts.load` (busiest expert, in units of the mean),
   `experts.entropy` (1 is even) and `experts.dropped` (0). Published speeds of such models force an even load: the
   gate [`routing`](gates.md#routing) with value `balanced` measures that, and trains no model. The auxiliary loss acts
-  by its gradient and is in no reported loss. Muon is refused. Experts are not spread over devices (expert parallel):
-  `fsdp` gathers the experts of a block like its other matrices, and tensor parallel divides the columns of each.
+  by its gradient and is in no reported loss. Muon is refused. On several devices `fsdp` gathers the experts of a block
+  like its other matrices, tensor parallel divides the columns of each, and the gate
+  [`expert_parallel`](gates.md#expert_parallel) keeps each on one device, to which its tokens travel
+  ([devices.md](devices.md#which-way-to-divide)).
 - **R** is serial, because its state passes through a tanh at every token. The gate [`recurrence`](gates.md#recurrence)
   chooses a loop in torch's operations, for any device, or on a GPU one kernel a pass (`fused`), for states of 32, 64 or
   128 by 8 or 16 numbers. For four rows of 4,096 tokens and the 44 heads of `nam56r` both passes take 12.1 ms on an

@@ -25,7 +25,7 @@ MAY_READ_THE_CLOCK = {
     "tests/integration/test_planted.py",  # a receipt says how long its trial took
 }
 MAX_LINES, MAX_FUNCTION_LINES = 600, 60
-MAX_FILES, MAX_FILES_OF_A_FOLDER, SMALL = 548, 22, 60
+MAX_FILES, MAX_FILES_OF_A_FOLDER, SMALL = 549, 22, 60
 MAX_KERNEL_LINES = 200  # the reverse walk of the scan is one kernel, and TileLang traces a kernel as one function
 """A TileLang kernel is one function, with its inner one, and reads best in one piece."""
 SMALL_AND_SEPARATE: dict[str, str] = {

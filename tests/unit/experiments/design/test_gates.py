@@ -38,7 +38,7 @@ def test_gate_default_leaves_the_default_configuration_equal(gate: Gate) -> None
 @pytest.mark.parametrize(("gate", "value"), OTHER_VALUES)
 def test_gate_value_changes_exactly_the_declared_field(gate: Gate, value: GateValue) -> None:
     base = TrainConfig(
-        mesh=MeshConfig(devices={"sharding": 4, "tensor_parallel": 8, "context_parallel": 8}.get(gate.name, 1)),
+        mesh=MeshConfig(devices=4 if gate.name == "sharding" else 8 if gate.name.endswith("_parallel") else 1),
         micro_batch=48,
     )
     base = with_gates(base, gate.needs(value))

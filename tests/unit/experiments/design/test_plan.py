@@ -341,6 +341,22 @@ def test_rows_are_divided_by_the_devices_that_compute_different_ones() -> None:
     assert [pointer for pointer, _ in problems] == ["#/variants/v/overrides/micro_batch"]
 
 
+def test_experts_are_shared_by_devices_with_different_tokens_in_equal_numbers() -> None:
+    def problems(expert_parallel: int, num_experts: int, pattern: str = "EF", **placement: Any) -> list[str]:
+        gates = {"expert_parallel": expert_parallel}
+        overrides = {"num_experts": num_experts, "pattern": pattern, "micro_batch": 4}
+        asked = {"workload__overrides": overrides, "placement": {"node_class": "h100", "devices": 4} | placement}
+        return [detail for _, detail in problems_of("hybrid-tiny", gates, **asked)]
+
+    assert problems(4, 8) == problems(2, 6) == []
+    (indivisible,) = problems(4, 6)
+    assert indivisible.endswith("expert_parallel is 4; allowed with 6 experts (num_experts): 1, 2")
+    (alone,) = problems(2, 8, devices=1)
+    assert alone.endswith("it does not divide the number of devices with different tokens, 1; allowed: 1")
+    (without,) = problems(2, 8, pattern="MF")
+    assert without == "gate 'expert_parallel' needs a block of kind E (mixture of experts); pattern 'MF' has none"
+
+
 @pytest.mark.parametrize(
     ("gates", "detail", "hint"),
     [

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ablate.model.config import MeshConfig, StepsConfig
+from ablate.model.counts import num_parameters
 from ablate.model.data.dataset import Dataset
 from ablate.model.errors import MeasurementError
 from ablate.model.training.profiled import communication_of, overlap, union
@@ -51,3 +52,16 @@ def test_the_bytes_are_those_of_gradients_loss_and_load_of_experts(home: Path, d
     assert result.communication_s is not None
     assert result.exposed_communication_s is not None
     assert 0 < result.exposed_communication_s <= result.communication_s < 10
+
+
+def test_the_bytes_of_experts_are_those_of_rows_and_not_of_gradients(home: Path, dataset: Dataset) -> None:
+    config = config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=0))
+    experts = replace(config.model.experts, routing="balanced")  # so each rank gives as many rows as it takes
+    config = replace(config, model=replace(config.model, experts=experts))
+    number, width, d_model = experts.num_experts, experts.width, config.model.d_model
+    mesh = MeshConfig(devices=2, sharding="replicated", expert=2)
+    result: TrainResult = run_ranks(mesh, trained, replace(config, mesh=mesh), dataset.folder)[0][0]
+    gradients = 4 * (num_parameters(config.model) - 2 * number * width * d_model)
+    rows = config.tokens_per_step // 2 * experts.top_k  # to the experts and back, and so do their gradients
+    loss_and_norm, loads = 4 + 4, 8 * number
+    assert result.communication_bytes == gradients + loss_and_norm + 2 * loads + 4 * rows * 4 * d_model

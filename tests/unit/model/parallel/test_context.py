@@ -169,7 +169,7 @@ def _compare(ranks, draw):
     whole = [hidden_and_loss(model, batch, batch.valid.sum()) for batch in batches]
     (whole[0][1] + 2 * whole[1][1]).backward()
     expected = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
-    norm = gradient_norm(model, frozenset(), ranks.tensor)
+    norm = gradient_norm(model)
     model.zero_grad()
     slices = divide_layers(model, ranks)
     backend = draw.choice(CONTEXT_ATTENTION) if not config.attention.softcap else "sdpa"
@@ -194,7 +194,7 @@ def _compare(ranks, draw):
         parameter.grad = ranks.rows.sum(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
         if parameter.shape == expected.get(name, torch.empty(0)).shape:  # else a slice, which only the norm sees
             errors[name] = error(parameter.grad, expected[name])
-    errors["norm"] = error(gradient_norm(model, slices, ranks.tensor), norm)
+    errors["norm"] = error(gradient_norm(model, (slices, ranks.tensor)), norm)
     return config.pattern, errors
 
 

@@ -175,7 +175,7 @@ def outcome(config: TrainConfig, ranks: Ranks | None, dtype: torch.dtype, steps:
     def norm_of() -> Tensor:
         if ranks is None:
             return nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-        return gradient_norm(model, slices, ranks.tensor)
+        return gradient_norm(model, (slices, ranks.tensor))
 
     first = batch_of(config)
     hidden = model(first.tokens, first.segment_ids).detach()
@@ -279,7 +279,7 @@ def errors_of(mesh: MeshConfig, groups: int) -> dict[str, float]:
         for name, parameter in model.named_parameters()
     }
     whole_norm = nn.utils.get_total_norm(list(gradients.values()))
-    return errors | {"norm": error(gradient_norm(model, slices, ranks.tensor), whole_norm)}
+    return errors | {"norm": error(gradient_norm(model, (slices, ranks.tensor)), whole_norm)}
 
 
 class Compared(NamedTuple):
