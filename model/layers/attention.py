@@ -274,6 +274,7 @@ def _fa4_problem(q_BSHE: Tensor) -> str | None:
     return None
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # traced, torch 2.11 finds "No available kernel"
 def _cudnn(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor, rules: ScoreRules = PLAIN) -> Tensor:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -27,11 +27,12 @@ def results(attend, leaves, ids_BS, width=64, rules=PLAIN):
 @pytest.mark.parametrize("length", [300, 1024])
 @pytest.mark.parametrize("documents", [1, 5])
 @pytest.mark.parametrize("backend", ["sdpa", "flash", "fa4", "cudnn", "flex"])
-def test_values_and_gradients_match_float64(backend, documents, length):
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_values_and_gradients_match_float64(compiled, backend, documents, length):
     if backend == "fa4":
         pytest.importorskip("flash_attn.cute")
     leaves, ids_BS = operands(2, length, documents)
-    compare(backend, leaves, ids_BS)
+    compare(backend, leaves, ids_BS, compiled=compiled)
 
 
 @pytest.mark.parametrize("width", RULED_WIDTHS)
@@ -48,10 +49,11 @@ def test_shared_heads_windows_and_capped_scores_match_float64(backend, softcap, 
         compare(backend, leaves, ids_BS, ScoreRules(softcap, window))
 
 
-def compare(backend, leaves, ids_BS, rules=PLAIN):
+def compare(backend, leaves, ids_BS, rules=PLAIN, *, compiled=False):
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     width = leaves[0].shape[-1]
-    both = (results(ATTEND[name], own, ids_BS, width, rules) for name, own in ((backend, leaves), ("sdpa", wide)))
+    attend = torch.compile(ATTEND[backend]) if compiled else ATTEND[backend]
+    both = (results(one, own, ids_BS, width, rules) for one, own in ((attend, leaves), (ATTEND["sdpa"], wide)))
     for got, want in zip(*both, strict=True):
         largest = float(want.abs().max())
         if largest < 1e-6:  # a token that sees itself alone has no gradient of q and k
