@@ -102,6 +102,9 @@ def _check_experts(config: TrainConfig) -> None:
             detail = "is true; a loop over experts reads their loads back to the host, which cannot be recorded"
             raise ConfigError("cuda_graph", f"{detail}; allowed with model.experts.products loop: false")
         return
+    if config.compile and config.dtype != "bfloat16" and config.mesh.expert == 1:
+        detail = "is grouped, which torch's compiler takes in bfloat16 only"
+        raise ConfigError("model.experts.products", f"{detail}; allowed with compile and {config.dtype}: loop")
     of_device = experts.width // config.mesh.tensor
     for name, size in (("d_model", config.model.d_model), ("the width on a device", of_device)):
         if size % GROUPED_MULTIPLE:

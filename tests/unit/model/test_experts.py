@@ -209,6 +209,10 @@ def test_a_token_uses_the_parameters_of_its_experts_and_all_others():
             {"experts": {"width": 20}},
             "model.experts.products: is grouped, which takes multiples of 8; the width on a device is",
         ),
+        (
+            {"compile": True, "dtype": "float32"},
+            "model.experts.products: is grouped, which torch's compiler takes in bfloat16 only; allowed with compile and",
+        ),
         ({"experts": {"products": "loop"}, "cuda_graph": True}, "cuda_graph: is true; a loop over experts reads"),
     ],
 )
