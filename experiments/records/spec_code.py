@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from ablate.experiments.design.load import load_values
 from ablate.experiments.design.problems import listed, nearest, pointer
@@ -26,6 +26,7 @@ _Source = tuple[str, str | None]
 _WORKLOAD: _Place = ("workload", "code")
 _EVALUATION: _Place = ("workload", "evaluate", "code")
 _SCRIPTS = (".py", ".sh")
+_WARNING = "warning: "
 _READS_SEED = re.compile(rb"(?m)^\s*(?:import|from)\s.*\bablate\b|ABLATE_TRIAL")
 """In programs that can learn the seed of their trial without an argument."""
 
@@ -40,6 +41,11 @@ class PackedSpec:
     """Without repetitions."""
     packed: tuple[str, ...]
     """A line for people about each folder or commit that was packed, and warnings."""
+
+
+def style_of(line: str) -> Literal["yellow", "dim"]:
+    """Return the style in which people see a line of `PackedSpec.packed`: warnings stand out."""
+    return "yellow" if line.startswith(_WARNING) else "dim"
 
 
 def pack_spec(
@@ -120,7 +126,7 @@ def _without_seed(values: Mapping[str, Any], archives: Collection[PackedCode]) -
         return
     if archives and not any(code.mentions(_READS_SEED) for code in archives):  # other code cannot be seen from here
         yield (
-            f"warning: every block may report the same {decides}, because nothing here uses the block's seed: put "
+            f"{_WARNING}every block may report the same {decides}, because nothing here uses the block's seed: put "
             "--seed '{seed}' into the command, or read ablate.trial().seed"
         )
 

@@ -129,8 +129,10 @@ def _with_seeds(body: "SpecBody", text: str) -> "SpecBody":
 
 def print_packed(body: "SpecBody") -> None:
     """Print which folders of code were packed for a spec."""
+    from ablate.experiments.records.spec_code import style_of
+
     for line in body.packed_lines:
-        err().print(f"[{'yellow' if line.startswith('warning: ') else 'dim'}]{escape(line)}[/]")
+        err().print(escape(line), style=style_of(line))
 
 
 def _commits(values: Sequence[str]) -> dict[str, str]:
