@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 from ablate.experiments.design.load import load_values
 from ablate.experiments.design.problems import listed, nearest, pointer
@@ -18,6 +18,7 @@ from ablate.experiments.errors import CodeArchiveError, SpecError, SpecProblem
 from ablate.experiments.ids import COMMIT_LABEL
 from ablate.experiments.outcomes import BASELINE
 from ablate.experiments.records.code_archive import PackedCode, pack_code, pack_commit
+from ablate.experiments.system.logs import WARNING
 
 _RELATIVE = "the folder is relative to the spec; an absolute one is on the node"
 _Place = tuple[str, ...]
@@ -26,7 +27,6 @@ _Source = tuple[str, str | None]
 _WORKLOAD: _Place = ("workload", "code")
 _EVALUATION: _Place = ("workload", "evaluate", "code")
 _SCRIPTS = (".py", ".sh")
-_WARNING = "warning: "
 _READS_SEED = re.compile(rb"(?m)^\s*(?:import|from)\s.*\bablate\b|ABLATE_TRIAL")
 """In programs that can learn the seed of their trial without an argument."""
 
@@ -41,11 +41,6 @@ class PackedSpec:
     """Without repetitions."""
     packed: tuple[str, ...]
     """A line for people about each folder or commit that was packed, and warnings."""
-
-
-def style_of(line: str) -> Literal["yellow", "dim"]:
-    """Return the style in which people see a line of `PackedSpec.packed`: warnings stand out."""
-    return "yellow" if line.startswith(_WARNING) else "dim"
 
 
 def pack_spec(
@@ -126,7 +121,7 @@ def _without_seed(values: Mapping[str, Any], archives: Collection[PackedCode]) -
         return
     if archives and not any(code.mentions(_READS_SEED) for code in archives):  # other code cannot be seen from here
         yield (
-            f"{_WARNING}every block may report the same {decides}, because nothing here uses the block's seed: put "
+            f"{WARNING}every block may report the same {decides}, because nothing here uses the block's seed: put "
             "--seed '{seed}' into the command, or read ablate.trial().seed"
         )
 

@@ -21,6 +21,7 @@ from ablate.experiments.design.problems import nearest
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.ids import CALLED_PATTERN
 from ablate.experiments.outcomes import BlockState, TrialState
+from ablate.experiments.system.logs import style_of
 from ablate.service.cli import completion
 from ablate.service.cli.output import err
 from ablate.service.errors import Ambiguous, NotFound
@@ -129,8 +130,6 @@ def _with_seeds(body: "SpecBody", text: str) -> "SpecBody":
 
 def print_packed(body: "SpecBody") -> None:
     """Print which folders of code were packed for a spec."""
-    from ablate.experiments.records.spec_code import style_of
-
     for line in body.packed_lines:
         err().print(escape(line), style=style_of(line))
 

@@ -21,7 +21,8 @@ from ablate.experiments.design.program_files import ARCHIVE
 from ablate.experiments.errors import CodeArchiveError, SpecError
 from ablate.experiments.outcomes import ExitCode
 from ablate.experiments.records.code_archive import pack_code
-from ablate.experiments.records.spec_code import PackedSpec, style_of
+from ablate.experiments.records.spec_code import PackedSpec
+from ablate.experiments.system.logs import style_of
 from ablate.experiments.system.shell_python import in_shell_python
 from ablate.workers.blocks.surroundings import busiest, process_times, read_load
 from ablate.workers.devices.device_lock import in_use
