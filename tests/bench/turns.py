@@ -134,7 +134,9 @@ def values_of(options: argparse.Namespace, *, in_turns: bool) -> dict[str, Any]:
 class Pairs:
     """Blocks of one spec."""
 
-    def __init__(self, folder: Path, name: str, archives: dict[str, PackedCode], values: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, name: str, archives: dict[str, PackedCode], values: dict[str, Any], numbers: Sequence[str]
+    ) -> None:
         folder.joinpath("code").mkdir(parents=True, exist_ok=True)
         folder.joinpath("code/train.py").write_text(PROGRAM, encoding="utf-8")
         packed = pack_spec(spec_yaml(values), YAML, folder)
@@ -143,7 +145,7 @@ class Pairs:
         self._file = make_plan_file(plan, spec_text=packed.content.decode(), content_type=YAML, code={})
         self._name = name
         self.loads: list[float] = []
-        self.differences: dict[str, list[float]] = {name: [] for name in NUMBERS}
+        self.differences: dict[str, list[float]] = {name: [] for name in numbers}
         self.took_s = 0.0
 
     def run(self, runner: BlockRunner, number: int) -> None:
@@ -193,8 +195,9 @@ def main() -> None:
     def pieces(_attempt: str, digest: str) -> Iterator[bytes]:
         return archives[digest].pieces()
 
+    numbers = ("process_s", "cpu_s") if options.unmarked else tuple(NUMBERS)
     every = [
-        Pairs(options.folder / name, name, archives, values_of(options, in_turns=in_turns))
+        Pairs(options.folder / name, name, archives, values_of(options, in_turns=in_turns), numbers)
         for name, in_turns in (("whole", False), ("turns", True))
     ]
     with busy_processes(options.busy), block_runner(options.folder / "home", pieces) as runner:
@@ -207,7 +210,7 @@ def main() -> None:
     _say(f"{' and '.join(loads)} of the cores' time, and a pair took {' and '.join(took)} (in one go, in turns)")
     _say("| number of a pair | in one go: sd | mean | blocks | in turns: sd | mean | blocks |")
     _say("|---|---|---|---|---|---|---|")
-    for name in ("process_s", "cpu_s") if options.unmarked else NUMBERS:
+    for name in numbers:
         _say(_row(name, every))
 
 

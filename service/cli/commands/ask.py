@@ -28,7 +28,7 @@ from ablate.service.client.settings import get_client_settings
 app = typer.Typer()
 
 _HEAD = f"{ASKED}, which overwrites it. Run it again: ablate run {{}}\n"
-_LONG_MIN = 15
+_LONG_MIN = 10
 """From here on a shorter program is advised."""
 _CHECK = (*OWN_PYTHON, "-c", "from ablate.experiments.system.console import main; main()", "check", "--json")
 
