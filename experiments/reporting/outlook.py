@@ -52,7 +52,7 @@ def _so_far(comparison: Comparison) -> str:
 def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
     """Say why there is no verdict."""
     if _is_hopeless(variant):
-        return "not proved, and more blocks would hardly prove it"
+        return f"not proved, and more blocks would hardly prove it. {_remedy(verdict, variant)}"
     if needs_many(verdict, variant):
         if variant.cause is not Cause.NOT_PROVED:
             margin = wording.plain_percent(verdict.rule["primary"]["margin_pct"])

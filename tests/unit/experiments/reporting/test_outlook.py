@@ -104,12 +104,14 @@ def test_noise_that_takes_many_blocks_gets_a_remedy_and_no_command(
     variant = next(one for one in verdict.variants if one.arm == "psiv-on")
     assert variant.primary is not None
     primary = variant.primary.model_copy(update={"metric": metric})
-    changes = {"blocks_needed": 812, "cause": Cause.NOT_PROVED, "primary": primary}
-    noisy = variant.model_copy(update=changes)
-    lines = outlook(verdict.model_copy(update={"node_class": node_class}), [noisy])
-    assert len(lines) == 1
-    assert "812" not in lines[0]
-    assert words in lines[0]
+    for needed in (812, None):
+        changes = {"blocks_needed": needed, "cause": Cause.NOT_PROVED, "primary": primary}
+        noisy = variant.model_copy(update=changes)
+        lines = outlook(verdict.model_copy(update={"node_class": node_class}), [noisy])
+        assert len(lines) == 1
+        assert "812" not in lines[0]
+        assert words in lines[0]
+        assert ("more blocks would hardly prove it" in lines[0]) == (needed is None)
 
 
 @pytest.mark.parametrize(("widened", "words"), [(1.9, ""), (4.84, ", 4.8 times as wide because neighbouring blocks")])
