@@ -239,12 +239,12 @@ def orders(arms: Sequence[str], *, blocks: int, seed: int) -> list[tuple[str, ..
     return [tuple(arms[index] for index in next(rows)) for _ in range(blocks)]
 
 
-def running_order(trials: Sequence[Item], slices: int) -> Iterator[tuple[int, Item]]:
-    """Yield (slice number, trial) in running order: forward through the block, then back, and so on.
+def running_order(trials: Sequence[Item], slices: int | None) -> Iterator[tuple[int, Item]]:
+    """Yield (slice number, trial) in running order: forward through the block, then back, and so on; None: forever.
 
     After any even number of slices, a drift that is linear in time adds the same to every trial.
     """
-    for number in range(slices):
+    for number in count() if slices is None else range(slices):
         for trial in trials if number % 2 == 0 else reversed(trials):
             yield number, trial
 

@@ -42,6 +42,12 @@ SLICES: dict[str, Any] = {
 }
 """Addition to the estimator where a window runs in slices."""
 
+TURNS: dict[str, Any] = {
+    "turns": "the trials of a block are in memory together and run by turns of half a second, through the block's "
+    "order and back, one at any moment; the turns of the others are in no time of a trial",
+}
+"""The same where whole processes take turns."""
+
 VALIDATED: dict[str, Any] = {
     "validations": "between timed steps by a schedule; their time is in no step and no part of the window",
 }
@@ -201,7 +207,12 @@ def window_estimator(slice_steps: int) -> dict[str, Any]:
     return {**ESTIMATOR, **SLICES, "slice": slice_steps} if slice_steps else ESTIMATOR
 
 
-def estimator_of(metric: str, slice_steps: int) -> dict[str, Any]:
+def process_estimator(metric: str, *, turns: bool) -> dict[str, Any]:
+    """Return the estimator of a number of whole processes, which took turns or ran one after another."""
+    return {**PROCESS_TIMES[metric], **(TURNS if turns else {})}
+
+
+def estimator_of(metric: str, slice_steps: int, *, turns: bool) -> dict[str, Any]:
     """Return how one trial becomes one number of `metric`."""
     if metric == CPU_STEP:
         return {**CPU_TIME_OF_STEPS, **({**SLICES, "slice": slice_steps} if slice_steps else {})}
@@ -209,7 +220,9 @@ def estimator_of(metric: str, slice_steps: int) -> dict[str, Any]:
         return reported_estimator(metric)
     if METRICS[metric].cold:
         return COMPILE_TIME
-    return PROCESS_TIMES.get(metric) or window_estimator(slice_steps)
+    if metric in PROCESS_TIMES:
+        return process_estimator(metric, turns=turns)
+    return window_estimator(slice_steps)
 
 
 def rule_of(spec: AblationSpec) -> dict[str, Any]:
@@ -226,7 +239,8 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         "blocks": spec.design.blocks.number,
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.chosen_seeds or ()) or f"{spec.design.num_seeds}, drawn after the spec was fixed",
-        "estimator": estimator_of(primary.metric, spec.workload.steps.slice) | _validated(spec.workload.steps),
+        "estimator": estimator_of(primary.metric, spec.workload.steps.slice, turns=spec.workload.turns)
+        | _validated(spec.workload.steps),
         "comparison": _comparison(primary) | _additions(spec),
         "guards": _guard_limits(spec),
     }

@@ -269,7 +269,7 @@ class EvaluationSpec(SpecPart):
         return value
 
 
-_OF_A_COMMAND = ("code", "data", "environment", "env", "evaluate")
+_OF_A_COMMAND = ("code", "data", "environment", "env", "evaluate", "turns")
 """Keys that only a workload with a command has."""
 BY_ARM = ("require_kernels", "require_live")
 """Keys of a workload that say by arm what has to run."""
@@ -347,6 +347,12 @@ class Workload(SpecPart):
         exclude_if=is_none,
         description="A command that measures the declared metrics after the program, in a process and a copy of the "
         "workload's code that no arm changes. What the program says of these metrics does not count.",
+    )
+    turns: bool = Field(
+        default=False,
+        exclude_if=_is_empty,
+        description="Let the trials of a block run by turns of half a second, for a program without marked steps that "
+        "cpu_s or process_s decides, on cores that others use, too.",
     )
     profile: bool = Field(
         default=False,

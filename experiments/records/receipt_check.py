@@ -94,6 +94,9 @@ def _program_problems(receipt: Receipt) -> Iterator[str]:
         yield "outcome is measured, but there is no report of the program"
     if measured and receipt.program is not None:
         yield from report_contradictions(receipt.program, config, window_s(receipt) if receipt.steps else None)
+    if measured and not receipt.steps and (receipt.waited_s is not None) != config.turns:
+        value = "absent" if receipt.waited_s is None else f"{receipt.waited_s:.6g}"
+        yield f"waited_s is {value}; the configuration says {'turns' if config.turns else 'no turns'}"
     if receipt.steps:
         yield from _phase_problems(receipt, config.steps)
         yield from _summary_problems(receipt)

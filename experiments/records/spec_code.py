@@ -18,6 +18,7 @@ from ablate.experiments.errors import CodeArchiveError, SpecError, SpecProblem
 from ablate.experiments.ids import COMMIT_LABEL
 from ablate.experiments.outcomes import BASELINE
 from ablate.experiments.records.code_archive import PackedCode, pack_code, pack_commit
+from ablate.experiments.system.logs import WARNING
 
 _RELATIVE = "the folder is relative to the spec; an absolute one is on the node"
 _Place = tuple[str, ...]
@@ -120,7 +121,7 @@ def _without_seed(values: Mapping[str, Any], archives: Collection[PackedCode]) -
         return
     if archives and not any(code.mentions(_READS_SEED) for code in archives):  # other code cannot be seen from here
         yield (
-            f"warning: every block may report the same {decides}, because nothing here uses the block's seed: put "
+            f"{WARNING}every block may report the same {decides}, because nothing here uses the block's seed: put "
             "--seed '{seed}' into the command, or read ablate.trial().seed"
         )
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ablate.experiments.analysis.verdicts import OPEN, Cause, Comparison, VariantVerdict, Verdict
-from ablate.experiments.design.metrics import CPU_STEP, OTHER_PROGRAM
+from ablate.experiments.design.metrics import CPU_STEP, OTHER_PROGRAM, PROCESS_METRICS
 from ablate.experiments.outcomes import VerdictWord
 from ablate.experiments.reporting import wording
 
@@ -52,7 +52,7 @@ def _so_far(comparison: Comparison) -> str:
 def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
     """Say why there is no verdict."""
     if _is_hopeless(variant):
-        return "not proved, and more blocks would hardly prove it"
+        return f"not proved, and more blocks would hardly prove it. {_remedy(verdict, variant)}"
     if needs_many(verdict, variant):
         if variant.cause is not Cause.NOT_PROVED:
             margin = wording.plain_percent(verdict.rule["primary"]["margin_pct"])
@@ -102,8 +102,10 @@ def _remedy(verdict: Verdict, variant: VariantVerdict) -> str:
             ways.append("compare the processor time of marked steps (metric cpu_step_s)")
         elif primary.metric != CPU_STEP:
             ways.append("compare processor time (metric cpu_step_s, or cpu_s of a program without marks)")
-    if "slices" not in verdict.rule["estimator"]:
-        ways.append("let the trials take turns (workload.steps.slice)")
+    if verdict.rule["estimator"].keys().isdisjoint(("slices", "turns")):
+        whole = primary is not None and primary.metric in PROCESS_METRICS
+        key = "workload.turns, or workload.steps.slice where steps are marked" if whole else "workload.steps.slice"
+        ways.append(f"let the trials take turns ({key})")
     return f"Close other programs, or {' and '.join(ways) or 'measure more steps (workload.steps.timed)'}"
 
 

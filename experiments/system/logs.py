@@ -18,6 +18,8 @@ _request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters except tab and newline, and characters that change the direction of text."""
+WARNING = "warning: "
+"""How a line for people begins that warns of something."""
 
 
 class LogFormat(StrEnum):
@@ -40,6 +42,11 @@ def requested_by(request_id: str | None) -> Iterator[None]:
 def current_request_id() -> str | None:
     """Return the id of the current request, or None outside of a request."""
     return _request_id.get()
+
+
+def style_of(line: str) -> str:
+    """Return the style of a remark on a terminal: warnings stand out."""
+    return "yellow" if line.startswith(WARNING) else "dim"
 
 
 def visible(text: str) -> str:

@@ -21,6 +21,7 @@ from ablate.experiments.design.problems import nearest
 from ablate.experiments.errors import SpecError, SpecProblem
 from ablate.experiments.ids import CALLED_PATTERN
 from ablate.experiments.outcomes import BlockState, TrialState
+from ablate.experiments.system.logs import style_of
 from ablate.service.cli import completion
 from ablate.service.cli.output import err
 from ablate.service.errors import Ambiguous, NotFound
@@ -130,7 +131,7 @@ def _with_seeds(body: "SpecBody", text: str) -> "SpecBody":
 def print_packed(body: "SpecBody") -> None:
     """Print which folders of code were packed for a spec."""
     for line in body.packed_lines:
-        err().print(f"[{'yellow' if line.startswith('warning: ') else 'dim'}]{escape(line)}[/]")
+        err().print(escape(line), style=style_of(line))
 
 
 def _commits(values: Sequence[str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from ablate.experiments.design.kinds.kind import MAX_TRIALS
 from ablate.experiments.design.metrics import (
     CPU_STEP,
     METRICS,
+    PROCESS_METRICS,
     THROUGHPUT,
     TRACKER_VARIABLES,
     WINDOW_METRICS,
@@ -54,7 +55,7 @@ class CheckedTimes:
     is_quiet: bool
     """Whether others take less of the cores than the spec allows."""
     can_take_turns: bool
-    """Whether all trials of a block may run by turns: programs of one rank, for which the memory has room."""
+    """Whether all trials of a block may run by turns: programs of at most one rank, for which the memory has room."""
     step_s: float | None
     cpu_step_s: float | None
     start_s: float
@@ -95,7 +96,7 @@ class AskedQuestion:
     steps: int | None = None
     blocks: int = MIN_BLOCKS
     may_take_turns: bool = True
-    """Whether trials may run in slices on a busy machine."""
+    """Whether trials may take turns on a busy machine."""
 
     def command_lines(self) -> Iterator[tuple[str, str]]:
         """Yield the arms with what they run."""
@@ -133,6 +134,8 @@ class AskedQuestion:
             workload["env"] = {"PYTHONPATH": self.search_path}
         if times is not None and times.step_s is not None:
             workload["steps"] = self._steps(times)
+        if times is not None and times.marks == "process" and self.takes_turns(times):
+            workload["turns"] = True
         placement: dict[str, Any] = {"node_class": "cpu" if times is None else times.node_class}
         # the check of a number of steps has to say whether the machine is quiet
         of_work = self.metric == "cpu_s" or (self.metric == CPU_STEP and times is not None)
@@ -172,7 +175,7 @@ class AskedQuestion:
         if self.metric is not None:
             return self.declared or self.metric
         if times is not None and self.takes_turns(times):
-            return CPU_STEP
+            return "cpu_s" if times.marks == "process" else CPU_STEP
         return {"process": "process_s", "steps": "step_s", "tokens": "tokens_per_s"}[
             times.marks if times else "process"
         ]
@@ -182,19 +185,24 @@ class AskedQuestion:
         return " ".join(f"Does {self.change} {what} {shlex.join(self.command)}?".split())[:500]
 
     def takes_turns(self, times: CheckedTimes) -> bool:
-        """Return whether the trials of a block run in slices: of marked steps, on cores that others use, too."""
-        decides = self.metric is None or self.metric in (CPU_STEP, *WINDOW_METRICS)
-        able = times.node_class == "cpu" and times.cpu_step_s is not None and times.can_take_turns
+        """Return whether the trials of a block take turns on busy cores: after marked steps if there are any."""
+        marked = times.marks != "process"
+        metrics = (CPU_STEP, *WINDOW_METRICS) if marked else PROCESS_METRICS
+        decides = self.metric is None or self.metric in metrics
+        sized = times.cpu_step_s is not None if marked else times.step_s is None
+        able = times.node_class == "cpu" and times.can_take_turns and sized
         return able and decides and self.may_take_turns and not times.is_quiet and len(self.variants) < MAX_TRIALS - 1
 
     def of_busy_cores(self, times: CheckedTimes) -> Iterator[str]:
         """Yield lines about what a busy machine changes."""
         if self.takes_turns(times):
-            turns = wording.counted(self._steps(times)["slice"], "step")
+            unmarked = times.marks == "process"
+            turns = "half a second" if unmarked else wording.counted(self._steps(times)["slice"], "step")
             yield f"the machine is busy: the trials of a block take turns of {turns}"
             if self.metric is None:
-                by_time = "step_s" if times.marks == "steps" else THROUGHPUT
-                yield f"their processor time decides ({CPU_STEP}), which no waiting is in; by time: --metric {by_time}"
+                by_time = {"process": "process_s", "steps": "step_s", "tokens": THROUGHPUT}[times.marks]
+                by_work = self._primary(times)
+                yield f"their processor time decides ({by_work}), which no waiting is in; by time: --metric {by_time}"
         elif not times.is_quiet:
             yield "the machine is busy: blocks count all the same (max_foreign_load: 99%), with wider intervals;"
             yield "where the change is in the work of the processors, --metric cpu_s may need fewer blocks"
@@ -276,6 +284,14 @@ def divided(command: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if word.endswith(_SCRIPT) or (number and not word.startswith("-") and Path(word).is_file()):
             return tuple(command[: number + 1]), tuple(command[number + 1 :])
     return tuple(command[:1]), tuple(command[1:])
+
+
+def check_devices() -> None:
+    """Raise StackError if another folder's worker uses the devices of this machine. Call it before any work."""
+    from ablate.service.stack import control  # imports the settings of the service
+    from ablate.service.stack.layout import home_files
+
+    control.check_devices(home_files())
 
 
 def checked(

@@ -33,7 +33,7 @@ from ablate.experiments.reporting.view import bundle_view
 from ablate.experiments.system.processes import OWN_PYTHON
 from ablate.experiments.system.shell_python import in_shell_python
 from ablate.service.cli import offline, tables, verdict_tables
-from ablate.service.cli.asking import MARGIN, AskedQuestion, CheckedTimes, checked, slug
+from ablate.service.cli.asking import MARGIN, AskedQuestion, CheckedTimes, check_devices, checked, slug
 from ablate.service.cli.commands.offline.receipts import fetch
 from ablate.service.cli.follow import follow, in_place
 from ablate.service.cli.output import err, html, out, plain_text, problem_lines, problem_of
@@ -205,12 +205,15 @@ def compare(
         )
         values = _merged(question.spec(), sections, placed=check)
         question = _sized(question, _parsed(values), sections)
+        has_service = names_service()
+        if not has_service:
+            check_devices()
         if check:
             question, times = _checked(question, sections)
             values = _merged(question.spec(times), sections)
         text = spec_yaml(values).decode()
         body = SpecBody.packed(text.encode())
-        return _by_service(body, text) if names_service() else _here(body, text)
+        return _by_service(body, text) if has_service else _here(body, text)
 
 
 def answer(name: str | Path) -> AblationAnswer:

@@ -14,6 +14,7 @@ from ablate.experiments.design.power import FEWER_BLOCKS
 from ablate.experiments.outcomes import AblationState, SeedOrigin, TrialState
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
+from ablate.experiments.system.logs import WARNING, style_of
 
 if TYPE_CHECKING:
     from ablate.service.schemas.ablations import AblationPublic, TrialPublic
@@ -168,7 +169,7 @@ def plan(answer: "PlanPublic") -> RenderableType:
 
 def warnings(texts: Sequence[str]) -> RenderableType:
     """Return the warnings about a spec, one per line."""
-    return Group(*(Text(f"warning: {text}", "yellow") for text in texts))
+    return Group(*(Text(f"{WARNING}{text}", style_of(WARNING)) for text in texts))
 
 
 def _device_minutes(answer: "PlanPublic") -> str:

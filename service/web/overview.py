@@ -48,8 +48,8 @@ class NodeLine:
     node: NodePublic
     runs: tuple[tuple[str, str], ...]
     """(ablation, block and arms in words; address) of each running block."""
-    calibrated: str
-    """The age of its noise calibration, and whether it still holds."""
+    calibrated: tuple[str, ...]
+    """The age of each noise calibration, the newest first, and whether it still holds; one line without any."""
     load: str = ""
     """How busy it is; empty where the page does not say."""
 
@@ -159,18 +159,21 @@ def node_line(node: NodePublic, noise: Sequence[CalibrationPublic]) -> NodeLine:
     return NodeLine(node=node, runs=runs, calibrated=calibrated(node, noise))
 
 
-def calibrated(node: NodePublic, noise: Sequence[CalibrationPublic]) -> str:
-    """Describe the age of a node's newest calibration, and why it no longer holds."""
+def calibrated(node: NodePublic, noise: Sequence[CalibrationPublic]) -> tuple[str, ...]:
+    """Describe the age of a node's calibrations, the newest first, and why they no longer hold."""
     serials = serials_of([(device.name, device.serial) for device in node.devices], node.name)
     own = [one for one in noise if one.calibration.key.device_serial in serials]
-    if not own:
-        return "uncalibrated"
-    newest = max(own, key=lambda one: one.calibration.measured_at)
-    if newest.calibration.blocks < MIN_BLOCKS:
-        return f"uncalibrated: {newest.calibration.blocks} of {MIN_BLOCKS} A/A blocks"
-    what = f"{metric(newest.calibration.metric)} of {newest.calibration.key.recipe}"
-    words = f"calibrated {duration(age_s(newest.calibration.measured_at))} ago for {what}"
-    return words if newest.problem is None else f"{words}, no longer valid: {newest.problem}"
+    newest_first = sorted(own, key=lambda one: one.calibration.measured_at, reverse=True)
+    return tuple(map(_calibration, newest_first)) or ("uncalibrated",)
+
+
+def _calibration(one: CalibrationPublic) -> str:
+    calibration = one.calibration
+    what = f"{metric(calibration.metric)} of {calibration.key.recipe}"
+    if calibration.blocks < MIN_BLOCKS:
+        return f"uncalibrated for {what}: {calibration.blocks} of {MIN_BLOCKS} A/A blocks"
+    words = f"calibrated {duration(age_s(calibration.measured_at))} ago for {what}"
+    return words if one.problem is None else f"{words}, no longer valid: {one.problem}"
 
 
 def _line(connection: Connection, row: AblationPublic, spec: str, content_type: str) -> AblationLine:

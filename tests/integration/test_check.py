@@ -192,7 +192,7 @@ def test_a_check_is_as_closed_as_a_trial_and_names_the_line_that_opens_a_file(tm
     folder = write_program(tmp_path / "code", LOOP + f"\n    open({str(corpus / 'x.bin')!r})")
     code, rows, _errors = checked(folder)
     assert code == 6
-    assert rows["runs"]["detail"].endswith(f"which is closed to trials: write workload.data: [{corpus}]")
+    assert rows["runs"]["detail"].endswith(f" before the `--`, or write workload.data: [{corpus}]")
     assert checked(folder, "--data", str(corpus))[0] == 0
 
 

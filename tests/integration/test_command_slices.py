@@ -25,6 +25,7 @@ from ablate.experiments.records.spec_code import pack_spec
 from ablate.experiments.retries import Break
 from ablate.workers.blocks.block_runner import BlockRunner
 from ablate.workers.processes.trial_output import BlockOutput
+from ablate.workers.trials.turns import TURN_S
 from tests.integration.block_runners import block_runner, endless_lease
 
 YAML = "application/yaml"
@@ -119,13 +120,15 @@ class Rig:
         self._runner, self._home, self._archives = runner, home, archives
         self._blocks = 0
 
-    def ran(self, arms: Mapping[str, Sequence[str]], *, source: str = PROGRAM, **steps: int) -> Block:
+    def ran(
+        self, arms: Mapping[str, Sequence[str]], *, source: str = PROGRAM, by_time: bool = False, **steps: int
+    ) -> Block:
         """Run one block: arms by the arguments that they add."""
         self._blocks += 1
         folder = self._home.with_name(f"code-{self._blocks}")
         folder.joinpath("code").mkdir(parents=True)
         folder.joinpath("code/train.py").write_text(textwrap.dedent(source), encoding="utf-8")
-        packed = pack_spec(spec_yaml(values_of(arms, **steps)), YAML, folder)
+        packed = pack_spec(spec_yaml(values_of(arms, by_time=by_time, **steps)), YAML, folder)
         self._archives.update({one.digest: one for one in packed.archives})
         plan = make_plan(parse_spec(packed.content, YAML))
         file = make_plan_file(plan, spec_text=packed.content.decode(), content_type=YAML, code={})
@@ -135,8 +138,8 @@ class Rig:
         return Block(self._runner.run(claimed, endless_lease(), BlockOutput()), self._home / "work" / attempt)
 
 
-def values_of(arms: Mapping[str, Sequence[str]], **steps: int) -> dict[str, Any]:
-    """Return the values of a spec whose trials take turns."""
+def values_of(arms: Mapping[str, Sequence[str]], *, by_time: bool, **steps: int) -> dict[str, Any]:
+    """Return the values of a spec whose trials take turns, by the clock or after equally many steps."""
     first, *others = arms
     return {
         "ablation": "turns",
@@ -144,13 +147,13 @@ def values_of(arms: Mapping[str, Sequence[str]], **steps: int) -> dict[str, Any]
         "workload": {
             "command": ["python", "train.py", "--seed", "{seed}", "--out", "{out}"],
             "code": "code",
-            "steps": {"warmup": 1, **steps},
+            **({"turns": True} if by_time else {"steps": {"warmup": 1, **steps}}),
         },
         "baseline": {"args": list(arms[first])},
         "variants": {name: {"args": list(arms[name])} for name in others},
         "design": {"seeds": [3], "blocks": {"count": 6}},
         "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
-        "verdict": {"primary": {"metric": "cpu_step_s", "margin": "1%"}},
+        "verdict": {"primary": {"metric": "cpu_s" if by_time else "cpu_step_s", "margin": "1%"}},
     }
 
 
@@ -330,3 +333,91 @@ def test_times_of_a_trial_leave_out_the_turns_of_the_others(rig: Rig) -> None:
         passed_s = block.ran(receipt.arm, "steps")[-1].ended - block.ran(receipt.arm, "steps")[0].began
         in_turn_s = passed_s - (receipt.waited_s or 0.0)
         assert receipt.training_s >= in_turn_s, "a profiled step after the window is in it, too"
+
+
+PROCESS = """
+import argparse, multiprocessing, os, threading, time
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed")
+parser.add_argument("--work", type=float)
+parser.add_argument("--dies", action="store_true")
+parser.add_argument("--out")
+options = parser.parse_args()
+
+def tick(file, seconds):
+    began = time.thread_time()
+    with open(options.out + file, "a", buffering=1) as ticks:
+        while time.thread_time() < began + seconds:
+            now = time.monotonic()
+            end = time.thread_time() + 0.002
+            while time.thread_time() < end:
+                pass
+            ticks.write(f"{now!r} {time.monotonic()!r}\\n")
+
+helper = multiprocessing.get_context("fork").Process(target=tick, args=("/process", options.work / 2))
+helper.start()
+thread = threading.Thread(target=tick, args=("/thread", options.work / 4))
+thread.start()
+tick("/main", options.work / 4)
+helper.join()
+thread.join()
+if options.dies:
+    raise ValueError("asked to")
+"""
+"""Takes the processor seconds after --work in a process and two threads, which write when they run."""
+
+
+def test_drawn_processes_take_turns_of_half_a_second_and_their_numbers_leave_out_those_of_the_others(rig: Rig) -> None:
+    chance = random.Random(50)  # noqa: S311 - reproducible by design
+    for arms, dies in ((2, False), (3, True), (4, False)):
+        names = ["baseline", "one", "two", "three"][:arms]
+        args = {name: ["--work", str(round(chance.uniform(1.0, 4.0), 2))] for name in names}
+        if dies:
+            args["one"].append("--dies")
+        block = rig.ran(args, source=PROCESS, by_time=True)
+        order = [receipt.arm for receipt in sorted(block.receipts, key=lambda one: one.ids.position)]
+        moments = sorted(
+            (moment, name)
+            for name in names
+            for who in ("main", "process", "thread")
+            for tick in block.ran(name, who)
+            for moment in (tick.began, tick.ended)
+        )
+        turns = []
+        for name, group in itertools.groupby(moments, key=lambda one: one[1]):
+            own = [moment for moment, _name in group]
+            turns.append(Span(own[0], own[-1], name))
+        first_end = min(max(turn.ended for turn in turns if turn.arm == name) for name in names)
+        line = [turn.arm for turn in turns if turn.began < first_end]
+        there_and_back = itertools.cycle(order + order[::-1])
+        planned = [arm for arm, _ in itertools.groupby(itertools.islice(there_and_back, 2 * len(line) + 8))]
+        assert line == planned[: len(line)], "nothing of a trial runs in the turn of another one"
+        for receipt in block.receipts:
+            check_process(receipt, turns)
+
+
+def check_process(receipt: Receipt, turns: Sequence[Span]) -> None:
+    """Compare a trial that took turns by the clock with what its program did."""
+    assert receipt_check.verify(json.loads(receipt.model_dump_json())) == []
+    arguments = receipt.config.values_with_seed["args"]
+    if "--dies" in arguments:
+        assert receipt.outcome is Outcome.FAILED
+        assert "asked to" in str(receipt.message)
+        return
+    assert receipt.outcome is Outcome.MEASURED, receipt.message
+    own = [turn for turn in turns if turn.arm == receipt.arm]
+    others = [turn for turn in turns if turn.arm != receipt.arm and own[0].began < turn.began < own[-1].began]
+    process_s, waited_s, cpu_s = (value or 0.0 for value in (receipt.process_s, receipt.waited_s, receipt.cpu_s))
+    assert 0.0 < math.fsum(turn.ended - turn.began for turn in others) <= waited_s
+    assert own[-1].ended - own[0].began - waited_s <= process_s <= receipt.wall_s
+    assert len(own) <= process_s / TURN_S + 1
+    work = float(arguments[1])
+    assert work <= cpu_s <= work + 1.5, "and the start of the program"
+    assert receipt.environment.foreign_load is not None
+
+
+def test_a_program_that_marks_its_steps_takes_no_turns_by_the_clock(rig: Rig) -> None:
+    block = rig.ran({"baseline": (), "one": ("--name", "one")}, by_time=True)
+    assert {receipt.outcome for receipt in block.receipts} == {Outcome.FAILED}
+    assert "write steps: {slice: ...} instead of workload.turns" in str(block.of("one").message)

@@ -65,7 +65,7 @@ def test_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
 def test_the_stack_that_has_the_cores_is_named_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, frozen: bool
 ) -> None:
-    """By `ablate up` and `ablate ask`, which write and start nothing; a check goes on and says so."""
+    """By `ablate up`, `ask` and `ablate.compare`, which write and start nothing; a check goes on and says so."""
     other, scope = tmp_path / name, str(tmp_path)
     monkeypatch.setenv("ABLATE_DEVICE_LOCKS", scope)
     monkeypatch.setenv("ABLATE_HOME", str(tmp_path / "home"))
@@ -87,9 +87,11 @@ def test_the_stack_that_has_the_cores_is_named_before_any_work(
             assert in_use(addresses, besides=other) is None
             assert in_use(addresses, besides=tmp_path / "home") == words
             ask = ["ask", "--vs=--step 0.05", "--", "python", "train.py", "--step", "0.01"]
-            for command in (["up"], ask):
-                done = subprocess.run([*ABLATE, *command], cwd=program, capture_output=True, text=True, check=False)
-                assert done.returncode == ExitCode.ERROR
+            slower = {"slower": {"args": ["--step", "0.05"]}}
+            compare = f"import ablate; ablate.compare('python train.py', variants={slower})"
+            for command in ([*ABLATE, "up"], [*ABLATE, *ask], [sys.executable, "-c", compare]):
+                done = subprocess.run(command, cwd=program, capture_output=True, text=True, check=False)
+                assert done.returncode == (1 if command[-1] == compare else ExitCode.ERROR)
                 assert f"no worker can start here: {words}" in " ".join(done.stderr.split())
             assert not list(program.glob("ask-*")), "nothing was checked"
             assert not (tmp_path / "home" / "stack.json").exists()

@@ -1,4 +1,4 @@
-"""Run the trials of one block, one after another or in slices, and write their receipts.
+"""Run the trials of one block, one after another or by turns, and write their receipts.
 
 The caller claims and reports the block: a worker of a service, or an air-gapped run.
 """
@@ -111,8 +111,8 @@ class BlockRunner:
         if len({trial.config.prepared for trial in block.trials}) > 1:
             for trial in block.trials:  # a preparation between two trials would delay the later one
                 self._order_of(block, trial, lease)
-        if block.trials[0].config.steps.slice:
-            receipts = self._in_slices(block, lease, output)
+        if block.trials[0].config.takes_turns:
+            receipts = self._in_turns(block, lease, output)
         else:
             receipts = tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
         self._changed = self._context.node.changed()
@@ -161,7 +161,7 @@ class BlockRunner:
         output.end(trial.trial_id, failure=_failure(receipt))
         return receipt
 
-    def _in_slices(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
+    def _in_turns(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
         self._check_quarantine()
         self._wait_for_quiet(block, lease, output, first=True)
         sliced = SlicedBlock(self._context.runner, lease)
@@ -189,7 +189,8 @@ class BlockRunner:
             for trial in block.trials
         ]
         try:
-            sliced.run(trials, slices=len(block.trials[0].config.steps.slices))
+            steps = block.trials[0].config.steps
+            sliced.run(trials, slices=len(steps.slices) if steps.slice else None)
         finally:
             for one in trials:
                 Mask(one.order.secrets).file(one.order.paths.log)

@@ -1,9 +1,11 @@
-"""Run the trials of one block in slices: every trainer stays in memory, and one of them runs at any moment.
+"""Run the trials of one block by turns: every trainer stays in memory, and one of them runs at any moment.
 
 A trainer starts and warms up while those before it wait. When the last one waits, slices of timed steps follow each
 other (ablate.experiments.design.arms). Then each trainer ends while the rest wait. A waiting trainer is blocked on a
 pipe, over which each side sends one byte: "I wait" from the trainer, "go on" from the worker. When a trainer ends
 early, its slices are left out and the others go on.
+
+A program without marked steps has no slices: its trial waits each time that its turn is over by the clock.
 """
 
 import multiprocessing
@@ -12,6 +14,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from multiprocessing.connection import Connection
 
 from ablate.experiments.design.plan import running_order
@@ -66,14 +69,20 @@ class SlicedBlock:
         trainers = [resident.running.pid for resident in self._residents if not resident.running.over]
         return frozenset(pid for trainer in trainers for pid in family_of(trainer))
 
-    def run(self, trials: Sequence[SlicedTrial], *, slices: int) -> None:
-        """Run `trials` to their ends. Raises BlockBroken when another trainer of this machine uses the device."""
+    def run(self, trials: Sequence[SlicedTrial], *, slices: int | None) -> None:
+        """Run `trials` to their ends, each with this many slices; None: in turns until all have ended.
+
+        Raises BlockBroken when another trainer of this machine uses the device.
+        """
         with _locked(trials[0].order.locks) as lock, ExitStack() as stack:
             try:
                 for trial in trials:
                     self._residents.append(stack.enter_context(self._resident(trial, lock)))
                     self._advance(self._residents[-1])
-                for _number, resident in running_order(self._residents, slices):
+                begun = len(trials) if slices is None else 0  # the start is a turn by the clock, and no slice
+                for _number, resident in islice(running_order(self._residents, slices), begun, None):
+                    if all(one.running.over for one in self._residents):
+                        break
                     self._let_run(resident)
                 for resident in self._residents:
                     self._let_run(resident)

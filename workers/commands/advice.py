@@ -6,6 +6,7 @@ The isolation closes folders, the copy of the code is not the work tree, and a f
 import ast
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -170,7 +171,8 @@ class ProgramPlace:
                     why = f"{name} is in {self.origin.absolute()}, but was not sent, because git ignores it"
                 else:
                     why = f"the sent code has no {name}, and files that git ignores are not sent"
-                yield f"{why}: to read it where it is, write workload.data: [{entry}]"
+                option = f"type --data {shlex.quote(str(entry))} before the `--`"
+                yield f"{why}: to read it where it is, {option}, or write workload.data: [{entry}]"
 
     def _beside_the_code(self, text: str) -> Path | None:
         """Return the path below the folder of the code that a program named; None for another, or one that is there."""
@@ -184,7 +186,8 @@ class ProgramPlace:
     def _how_to_open(self, folder: Path) -> str:
         if any(folder.resolve().is_relative_to(one.resolve()) for one in self.hidden):
             return "a folder with the worker's keys, which stays closed to trials: move the files elsewhere"
-        how = f"which is closed to trials: write workload.data: [{folder}]"
+        option = f"type --data {shlex.quote(str(folder))} before the `--`"
+        how = f"which is closed to trials: {option}, or write workload.data: [{folder}]"
         if is_allowed(folder, self.data_roots):
             return how
         return f"{how}, once this node's operator has started the worker with {with_readable(folder)}"

@@ -10,7 +10,8 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -105,7 +106,7 @@ def run_marked(
     `variables` are added to its environment. `forward` gets the messages that have arrived at each look.
     """
     config, load, began = order.program, Load(), time.monotonic()
-    turns = None if order.slice_pipe is None else ProgramTurns(order.slice_pipe)
+    turns = None if order.slice_pipe is None else ProgramTurns(order.slice_pipe, by_time=config.turns)
     samples = DeviceSamples(config.devices if order.device_type == "cuda" else 0, on_host=order.device_type == "cpu")
     lines = config.lines if config.evaluate is None else {}  # its own lines are those of the evaluation
     with order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
@@ -186,6 +187,13 @@ class Load:
         else:
             self.window_cpu_s = family_cpu_s() - self._cpu_before_s
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Measure nothing meanwhile."""
+        self._measured.pause()
+        yield
+        self._measured.resume()
+
     def process_ended(self) -> None:
         """Take the whole process unless it had a window."""
         if not self._in_window:
@@ -230,6 +238,9 @@ class MarksFollower(Follower):
                 marks.ranks[message.rank].turn_began = time.monotonic()
             if isinstance(message, TurnWanted | None):
                 receiver.answer(arrived)  # of a wrong message, too: its trial fails, and nobody should wait for that
+        if self.turns is not None and self.turns.is_over and not watch.first_has_ended:
+            with all_stopped(), self.load.paused():
+                self.turns.wait()
 
     def _wait(self) -> None:
         """Note the processor time while the program waits; stop it until the others have run their slices."""

@@ -155,6 +155,11 @@ class ProgramWatch:
         take()
         self.close()
 
+    @property
+    def first_has_ended(self) -> bool:
+        """Whether the first process has ended, after which the others have to end soon."""
+        return self._first.pid in self._over
+
     def follow_rank(self, rank: int, pid: int) -> None:
         """Note that this process has to close the trial of `rank`."""
         self._ranks[pid] = rank

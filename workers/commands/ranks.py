@@ -318,6 +318,11 @@ class ProgramMarks:
                 f"the program trains with {message.world} ranks, which cannot take turns with the other trials: "
                 "leave workload.steps.slice out"
             )
+        if self._config.turns:
+            self.wrong = self.wrong or (
+                "the program marks its steps, and its trials take turns between them: write steps: {slice: ...} "
+                "instead of workload.turns"
+            )
         rank.began, rank.process, rank.world = message.at, message.process, message.world
         rank.interpreter = f"{message.implementation} {message.python}"[:100]
 

@@ -22,6 +22,7 @@ from ablate.experiments.errors import CodeArchiveError, SpecError
 from ablate.experiments.outcomes import ExitCode
 from ablate.experiments.records.code_archive import pack_code
 from ablate.experiments.records.spec_code import PackedSpec
+from ablate.experiments.system.logs import style_of
 from ablate.experiments.system.shell_python import in_shell_python
 from ablate.workers.blocks.surroundings import busiest, process_times, read_load
 from ablate.workers.devices.device_lock import in_use
@@ -145,7 +146,7 @@ def _of_spec(path: Path, console: Console, *, timeout_s: float, as_json: bool) -
     checked = CheckedSpec.read(path)
     _say_who_else(console)
     for line in checked.packed.packed:
-        console.print(line, style="yellow" if line.startswith("warning: ") else "dim", markup=False)
+        console.print(line, style=style_of(line), markup=False)
     secrets = secrets_named(checked.spec.workload.secrets)
     keeper = Keeper(checked.wanted, checked.packed, origin=checked.origin, secrets=secrets, timeout_s=timeout_s)
     before, processes = read_load(), process_times()

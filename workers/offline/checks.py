@@ -262,7 +262,7 @@ class SpecCheck:
     is_quiet: bool
     """Whether others took less of the cores before the runs than the spec allows."""
     can_take_turns: bool
-    """Whether all trials of a block may run by turns: programs of one rank, for which the memory has room."""
+    """Whether all trials of a block may run by turns: programs of at most one rank, for which the memory has room."""
     seed: int | None
     """The seed that the baseline reports."""
     marks: Literal["process", "steps", "tokens"]
@@ -291,11 +291,11 @@ def _result(run: CheckRun) -> TrialResult:
 
 
 def _can_take_turns(results: Sequence[TrialResult], *, more: int) -> bool:
-    """Return whether trials are of one rank, and with `more` of the largest leave a quarter of the free memory."""
+    """Return whether no trial has several ranks, and all, with `more` of the largest, leave a quarter of the memory."""
     peaks = [result.peak_reserved_bytes for result in results if result.peak_reserved_bytes is not None]
     ranks = {result.program and result.program.ranks for result in results}
     wanted = sum(peaks) + more * max(peaks, default=0)
-    return ranks == {1} and len(peaks) == len(results) and wanted <= _ROOM * psutil.virtual_memory().available
+    return ranks <= {0, 1} and len(peaks) == len(results) and wanted <= _ROOM * psutil.virtual_memory().available
 
 
 def _seed(result: TrialResult) -> int | None:

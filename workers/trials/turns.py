@@ -7,6 +7,7 @@ control group. A stopped process cannot go on by itself, and the trial's process
 reach.
 """
 
+import math
 import os
 import signal
 import time
@@ -20,6 +21,8 @@ from ablate.workers.trials.failures import TOO_LATE
 
 PIPE_BYTE = b"."
 """Every message of a turn. It has no length, on whose rest a reader waits."""
+TURN_S = 0.5
+"""Turn of a whole process: busy cores change their speed within seconds, and a change of turns costs milliseconds."""
 _LOOK_S = 0.001
 _RESTING = "TtDZX"
 """States of a thread in /proc. One that waits for a disk, or for a program that it starts, stops when it goes on."""
@@ -68,13 +71,22 @@ def _is_at_rest(pid: int) -> bool:
 class ProgramTurns:
     """The turns of a program's trial."""
 
-    def __init__(self, worker: Connection) -> None:
+    def __init__(self, worker: Connection, *, by_time: bool) -> None:
+        """Begin the first turn; `by_time` if turns end by the clock, and not at marks of the program."""
         self._worker = worker
+        self._most_s = TURN_S if by_time else math.inf
+        self._began = time.monotonic()
         self.waited_s = 0.0
         """Seconds in which the other trials ran."""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the turn has lasted as long as it may."""
+        return time.monotonic() >= self._began + self._most_s
 
     def wait(self) -> None:
         """Let the other trials run, until the worker lets this one go on."""
         began = time.monotonic()
         yield_to_others(self._worker)
-        self.waited_s += time.monotonic() - began
+        self._began = time.monotonic()
+        self.waited_s += self._began - began

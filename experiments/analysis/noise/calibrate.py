@@ -15,7 +15,13 @@ from ablate.experiments.design.aa_spec import REPEAT, SENTINEL
 from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.metrics import METRICS
 from ablate.experiments.design.plan import Plan
-from ablate.experiments.design.rule import COMPILE_TIME, PROCESS_TIMES, estimator_of, window_estimator
+from ablate.experiments.design.rule import (
+    COMPILE_TIME,
+    PROCESS_TIMES,
+    estimator_of,
+    process_estimator,
+    window_estimator,
+)
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.digest import digest
 from ablate.experiments.documents import seal
@@ -28,10 +34,13 @@ METRIC = "tokens_per_s"
 COMPILE_METRIC = "compile_s"
 _BY_ESTIMATOR = {
     digest({"estimator": COMPILE_TIME}): COMPILE_METRIC,
-    **{digest({"estimator": estimator}): metric for metric, estimator in PROCESS_TIMES.items()},
+    **{
+        digest({"estimator": process_estimator(metric, turns=turns)}): metric
+        for metric in PROCESS_TIMES
+        for turns in (False, True)
+    },
 }
 """Metrics that no other metric shares its noise with, by the digest of their estimator."""
-_ESTIMATOR_OF = {metric: estimator for estimator, metric in _BY_ESTIMATOR.items()}
 CONFIDENCE = 0.95
 
 
@@ -76,19 +85,21 @@ def shape_digest(config: ArmConfig) -> str:
 
 def estimator_digest(config: ArmConfig, metric: str) -> str:
     """Return the digest of the estimator of `metric` and, for a metric of the window, of a TrainConfig's window."""
-    if metric in _ESTIMATOR_OF:
-        return _ESTIMATOR_OF[metric]
+    if metric in PROCESS_TIMES:
+        return digest({"estimator": process_estimator(metric, turns=config.turns)})
+    if metric == COMPILE_METRIC:
+        return digest({"estimator": COMPILE_TIME})
     values = config.values_with_seed["steps"]
     steps = {name: value for name, value in values.items() if value or name != "val_every"}  # a later field
     if _is_named_in_key(metric):
-        return digest({"estimator": estimator_of(metric, config.steps.slice), "steps": steps})
+        return digest({"estimator": estimator_of(metric, config.steps.slice, turns=config.turns), "steps": steps})
     steps = {name: value for name, value in steps.items() if name not in {"val_rows", "slice"}}
     return digest({"estimator": window_estimator(config.steps.slice), "steps": steps})
 
 
 def _measured_by(spec: AblationSpec) -> str:
     own = spec.verdict.primary.metric
-    return own if own in _ESTIMATOR_OF or _is_named_in_key(own) else METRIC
+    return own if own in _BY_ESTIMATOR.values() or _is_named_in_key(own) else METRIC
 
 
 def _is_named_in_key(metric: str) -> bool:

@@ -108,6 +108,7 @@ def _drafts(spec: AblationSpec) -> Iterator[Draft]:
         environment=workload.environment if isinstance(workload.environment, str) else None,
         lock=_lock_of(workload),
         evaluate=_evaluation(workload),
+        turns=workload.turns,
         **shared_fields(spec),
     )
     configs = {BASELINE: first, **{name: _changed(spec, first, own) for name, own in spec.variants.items()}}
@@ -270,9 +271,10 @@ def _resume_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         if any(metric.tracker for metric in spec.workload.metrics.values()):
             detail = "what a killed program has logged may end within a record"
             yield SpecProblem(pointer=where, detail=detail, hint="let it report its metrics: trial.report(name=...)")
-        if spec.workload.steps.slice:
+        key = "turns" if spec.workload.turns else "steps.slice"
+        if spec.workload.turns or spec.workload.steps.slice:
             detail = "a program is killed and started again in one go, without turns of other trials"
-            yield SpecProblem(pointer=where, detail=detail, hint="leave workload.steps.slice out")
+            yield SpecProblem(pointer=where, detail=detail, hint=f"leave workload.{key} out")
         if spec.workload.profile or spec.workload.require_kernels:
             detail = "a program that is resumed has no profiled step"
             yield SpecProblem(pointer=where, detail=detail, hint="leave profile and require_kernels out")

@@ -175,6 +175,16 @@ class ArmConfig(ABC):
         return True
 
     @property
+    def takes_turns(self) -> bool:
+        """Return whether the trials of a block are in memory together and run by turns."""
+        return self.turns or self.steps.slice > 0
+
+    @property
+    def turns(self) -> bool:
+        """Return whether turns end by the clock, and not after equally many steps."""
+        return False
+
+    @property
     def untrained_loss(self) -> float | None:
         """Loss of a model that was not trained, in nats; None where nobody knows."""
         return None
@@ -291,31 +301,37 @@ class Drafts(NamedTuple):
 
 
 MAX_TRIALS = 8
-"""Most arms of an ablation with slices: all trials of a block are in the machine's memory at the same time."""
+"""Most arms of an ablation whose trials take turns: all of a block are in the machine's memory at the same time."""
 
 
 def slice_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find reasons why the trials of `spec` cannot run in the slices that it requests."""
-    steps, arms = spec.workload.steps, 1 + len(spec.variants)
-    node_class = NODE_CLASSES[spec.placement.node_class]
+    steps = spec.workload.steps
     if not steps.slice:
         return
     where = pointer("workload", "steps", "slice")
-    if not node_class.slices:
-        able = listed(name for name, entry in NODE_CLASSES.items() if entry.slices)
-        detail = f"the trials of a block cannot run in slices on node class '{node_class}': {_why_not(node_class)}"
-        yield SpecProblem(pointer=where, detail=detail, hint=f"node classes that can: {able}; or leave slice out")
-    if spec.placement.devices > 1:
-        detail = f"slices are for trials on one device; this spec has {spec.placement.devices}"
-        yield SpecProblem(pointer=where, detail=detail, hint="leave slice out, or use one device")
-    if arms > MAX_TRIALS:
-        detail = f"{arms} arms would be in memory together; allowed with slices: {MAX_TRIALS}, with the baseline"
-        yield SpecProblem(pointer=where, detail=detail, hint="leave slice out, or remove variants")
+    yield from together_problems(spec, where)
     if steps.timed % (2 * steps.slice):
         detail = f"{steps.timed} timed steps do not make an even number of slices of {steps.slice}"
         fitting = [size for size in range(1, steps.timed // 2 + 1) if steps.timed % (2 * size) == 0]
         hint = f"slices that fit: {listed(map(str, fitting))}" if fitting else "use an even number of timed steps"
         yield SpecProblem(pointer=where, detail=detail, hint=hint)
+
+
+def together_problems(spec: AblationSpec, where: str) -> Iterator[SpecProblem]:
+    """Find reasons why the trials of a block cannot take turns in memory, as the key at pointer `where` requests."""
+    key, arms = where.rpartition("/")[2], 1 + len(spec.variants)
+    node_class = NODE_CLASSES[spec.placement.node_class]
+    if not node_class.slices:
+        able = listed(name for name, entry in NODE_CLASSES.items() if entry.slices)
+        detail = f"the trials of a block cannot take turns on node class '{node_class}': {_why_not(node_class)}"
+        yield SpecProblem(pointer=where, detail=detail, hint=f"node classes that can: {able}; or leave {key} out")
+    if spec.placement.devices > 1:
+        detail = f"turns are for trials on one device; this spec has {spec.placement.devices}"
+        yield SpecProblem(pointer=where, detail=detail, hint=f"leave {key} out, or use one device")
+    if arms > MAX_TRIALS:
+        detail = f"{arms} arms would be in memory together; allowed with turns: {MAX_TRIALS}, with the baseline"
+        yield SpecProblem(pointer=where, detail=detail, hint=f"leave {key} out, or remove variants")
 
 
 def _why_not(node_class: NodeClass) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ablate.experiments.design.kinds.kind import ArmConfig, slice_problems
+from ablate.experiments.design.kinds.kind import ArmConfig, slice_problems, together_problems
 from ablate.experiments.design.metrics import (
     CPU_STEP,
     METRICS,
@@ -95,6 +95,8 @@ class ProgramArm(ArmConfig):
     """The marks that the deciding metric needs: none, of steps, or of steps with tokens."""
     resume_at: Annotated[int | None, Field(exclude_if=lambda value: value is None)] = None
     """Steps after which it is killed and started again; None without."""
+    turns: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
+    """Whether turns end by the clock, for a program without marked steps."""
     steps: StepsConfig = field(default_factory=StepsConfig)
     devices: int = 1
     """Of each node."""
@@ -253,13 +255,16 @@ def set_requirements(workload: dict[str, Any], of_arms: Mapping[str, tuple[Mappi
 
 
 def turn_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
-    """Find reasons why programs cannot run in the slices that a spec asks for, and metrics that need one window."""
+    """Find reasons why programs cannot take the turns that a spec asks for, and metrics that need one window."""
     yield from slice_problems(spec)
+    yield from _process_turn_problems(spec)
     metric, where = spec.verdict.primary.metric, pointer("workload", "steps", "slice")
     if spec.workload.steps.slice and needs_of(metric) == "process":
         whose = "reported by the program" if metric not in METRICS else "a number of the whole process"
         detail = f"slices are for numbers of marked steps, and {metric} is {whose}: the turns of the others are in it"
         hint = f"decide by {listed(('cpu_step_s', *WINDOW_METRICS[:1]))}, or leave slice out"
+        if metric in METRICS:
+            hint = f"write workload.turns: true instead, or {hint}"
         yield SpecProblem(pointer=where, detail=detail, hint=hint)
     if spec.placement.nodes > 1:
         if spec.workload.steps.slice:
@@ -268,6 +273,23 @@ def turn_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         if metric == CPU_STEP:
             detail = f"{metric} is measured on the node of the first rank, and this program runs on several"
             yield SpecProblem(pointer=pointer("verdict", "primary", "metric"), detail=detail, hint="use cpu_s")
+
+
+def _process_turn_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find reasons why whole processes cannot take turns, and metrics with the turns of the others in them."""
+    if not spec.workload.turns:
+        return
+    where, metric = pointer("workload", "turns"), spec.verdict.primary.metric
+    yield from together_problems(spec, where)
+    if spec.placement.nodes > 1:
+        detail = f"turns are for trials on one node; this spec has {spec.placement.nodes}"
+        yield SpecProblem(pointer=where, detail=detail, hint="leave turns out, or use one node")
+    if needs_of(metric) != "process":
+        detail = f"{metric} is of marked steps, between which trials take turns by workload.steps.slice"
+        yield SpecProblem(pointer=where, detail=detail, hint="write steps: {slice: ...} instead, or decide by cpu_s")
+    elif metric not in METRICS:
+        detail = f"{metric} is reported by the program, whose own clock has the turns of the others in it"
+        yield SpecProblem(pointer=where, detail=detail, hint="decide by cpu_s or process_s, or leave turns out")
 
 
 def requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:

@@ -20,7 +20,7 @@ def rule_in_words(rule: Mapping[str, Any]) -> str:
             _decides(rule, wording.metric(primary["metric"]) + _target(primary), blocks),
             *_session(rule["comparison"]),
             *_other_work(rule["comparison"]),
-            *_slices(rule["estimator"].get("slice", 0)),
+            *_turns(rule["estimator"]),
             *_requirements(rule["require"]),
         )
     )
@@ -67,10 +67,10 @@ def _other_work(comparison: Mapping[str, Any]) -> list[str]:
     return [steps, losses] if "other_training" in comparison else [steps]
 
 
-def _slices(steps: int) -> list[str]:
-    if not steps:
+def _turns(estimator: Mapping[str, Any]) -> list[str]:
+    if "slice" not in estimator and "turns" not in estimator:
         return []
-    turn = wording.counted(steps, "timed step")
+    turn = wording.counted(estimator["slice"], "timed step") if "slice" in estimator else "half a second"
     return [f"The trials of a block take turns, {turn} at a time, so that they share drift within seconds."]
 
 

@@ -19,7 +19,7 @@ from ablate.experiments.reporting import wording
 from ablate.experiments.system.processes import OWN_PYTHON
 from ablate.experiments.system.shell_python import in_shell_python
 from ablate.service.cli.arguments import read_spec
-from ablate.service.cli.asking import AskedQuestion, CheckedTimes, asked_change, checked
+from ablate.service.cli.asking import AskedQuestion, CheckedTimes, asked_change, check_devices, checked
 from ablate.service.cli.follow import run_spec
 from ablate.service.cli.output import StreamOption, err, guarded
 from ablate.service.cli.verdicts import exit_code
@@ -28,7 +28,7 @@ from ablate.service.client.settings import get_client_settings
 app = typer.Typer()
 
 _HEAD = f"{ASKED}, which overwrites it. Run it again: ablate run {{}}\n"
-_LONG_MIN = 15
+_LONG_MIN = 10
 """From here on a shorter program is advised."""
 _CHECK = (*OWN_PYTHON, "-c", "from ablate.experiments.system.console import main; main()", "check", "--json")
 
@@ -102,7 +102,7 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         err().print(f"[bold]{escape(arm)}[/]  {escape(line)}", soft_wrap=True)
     file, has_service = Path(f"{question.name}.yaml"), bool(get_client_settings().url)
     if not has_service:
-        _start_stack(only_check=True)
+        check_devices()
     code, question, times = checked(question, lambda one: _check(file, one, timeout))
     if code:
         err().print(f"not measured, because the check failed; the spec is {escape(str(file))}")
@@ -126,16 +126,13 @@ def _say_how_long(question: AskedQuestion, times: CheckedTimes) -> None:
         err().print("sooner: an argument for fewer steps or epochs, or marked steps (docs/own-code.md)")
 
 
-def _start_stack(*, only_check: bool = False) -> None:
-    """Start the stack of this home unless it runs, or only check that the devices of this machine are free for it."""
+def _start_stack() -> None:
+    """Start the stack of this home unless it runs."""
     from ablate.service.cli.stack_commands import print_progress  # imports the settings of the service
     from ablate.service.stack import control
     from ablate.service.stack.layout import home_files
 
-    if only_check:
-        control.check_devices(home_files())
-    else:
-        control.start(home_files(), print_progress)
+    control.start(home_files(), print_progress)
 
 
 def _words(values: Sequence[str]) -> tuple[str, ...]:

@@ -117,6 +117,44 @@ def test_a_busy_machine_is_measured_with_all_its_load() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
+    step_s=st.none() | st.floats(0.01, 1.0), longest_s=st.floats(1.0, 300.0), variants=st.integers(1, 8),
+    node_class=st.sampled_from(["cpu", "h200"]), metric=st.sampled_from([None, "cpu_s", "process_s", "loss {}"]),
+    is_quiet=st.booleans(), can_take_turns=st.booleans(), allowed=st.booleans(),
+)  # fmt: skip
+def test_programs_without_marks_take_turns_by_the_clock_exactly_where_they_can_and_cores_are_busy(
+    *,
+    step_s: float | None,
+    longest_s: float,
+    variants: int,
+    metric: str | None,
+    node_class: str,
+    is_quiet: bool,
+    can_take_turns: bool,
+    allowed: bool,
+) -> None:
+    question = replace(
+        asked_change(("python", "train.py", "{seed}"), changes=("--x",), metric=metric),
+        variants={f"v{number}": {"args": [f"--x={number}"]} for number in range(variants)},
+        may_take_turns=allowed,
+    )
+    own = {"node_class": node_class, "is_quiet": is_quiet, "can_take_turns": can_take_turns, "longest_s": longest_s}
+    checked = times(marks="process", step_s=step_s, cpu_step_s=step_s, **own)  # steps: one of the arms marks them
+    values, lines = question.spec(checked), list(question.of_busy_cores(checked))
+    able = node_class == "cpu" and can_take_turns and allowed and metric != "loss {}" and variants < 7
+    in_turns = able and not is_quiet and step_s is None
+    assert values["workload"].get("turns", False) == in_turns == any("take turns of half a" in line for line in lines)
+    assert bool(lines) == (not is_quiet)
+    primary = values["verdict"]["primary"]["metric"]
+    if metric is None:
+        assert primary == ("cpu_s" if in_turns else "process_s")
+        assert in_turns == any("--metric process_s" in line for line in lines)
+    if node_class == "cpu" and question.expected_s(checked) < 3600 and step_s is None:
+        values["workload"]["code"] = "/srv/lab"
+        make_plan(parse_spec(json.dumps(values).encode(), "application/json"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
     step_s=st.floats(1e-4, 20.0), start_s=st.floats(0.0, 60.0), asked=st.none() | st.integers(1, 5000),
     variants=st.integers(1, 8), marks=st.sampled_from(["steps", "tokens"]), node_class=st.sampled_from(["cpu", "h200"]),
     metric=st.sampled_from([None, "cpu_step_s", "step_s", "tokens_per_s", "cpu_s", "loss {}"]),

@@ -72,13 +72,25 @@ def test_a_quarantined_node_says_when_it_probes_itself() -> None:
 def test_a_node_with_too_few_blocks_is_not_calibrated_yet(blocks: int) -> None:
     calibration = calibrate(KEY, noisy_blocks(blocks))
     problem = "it is old"
-    line = calibrated(node(), [CalibrationPublic(calibration=calibration, problem=problem, mended_by=None)])
+    (line,) = calibrated(node(), [CalibrationPublic(calibration=calibration, problem=problem, mended_by=None)])
     if blocks < 6:
-        assert line == f"uncalibrated: {blocks} of 6 A/A blocks"
+        assert line == f"uncalibrated for throughput of hybrid-tiny: {blocks} of 6 A/A blocks"
     else:
         assert re.match("calibrated .* ago for throughput of hybrid-tiny, no longer", line)
         assert line.endswith(f"no longer valid: {problem}")
-    assert calibrated(node(devices=[]), []) == "uncalibrated"
+    assert calibrated(node(devices=[]), []) == ("uncalibrated",)
+
+
+def test_every_calibration_of_a_node_has_a_line_the_newest_first() -> None:
+    noise = []
+    for number, recipe in enumerate(["one", "two", "three"]):
+        calibration = calibrate(KEY.model_copy(update={"recipe": recipe}), noisy_blocks(20))
+        own = calibration.model_copy(update={"measured_at": f"2026-11-2{number}T10:00:00.000Z"})
+        noise.append(CalibrationPublic(calibration=own, problem=None, mended_by=None))
+    elsewhere = KEY.model_copy(update={"device_serial": "another"})
+    noise.append(CalibrationPublic(calibration=calibrate(elsewhere, noisy_blocks(20)), problem=None, mended_by=None))
+    lines = calibrated(node(), [noise[1], noise[3], noise[2], noise[0]])
+    assert [line.rpartition(" of ")[2] for line in lines] == ["three", "two", "one"]
 
 
 def spoiled(*tensors: Any) -> Any:

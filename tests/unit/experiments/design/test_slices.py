@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from ablate.experiments.analysis.noise.calibrate import estimator_digest
 from ablate.experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
@@ -39,7 +40,7 @@ def test_order_goes_through_the_block_and_back_and_shares_every_linear_drift() -
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "h200": (
         {"workload__recipe": "hybrid-ref-h200", "placement__node_class": "h200"},
-        "cannot run in slices on node class 'h200': a trial has the device to itself there",
+        "cannot take turns on node class 'h200': a trial has the device to itself there",
     ),
     "tpu": ({"workload__recipe": "hybrid-ref-v6e", "placement__node_class": "tpu-v6e"}, "on node class 'tpu-v6e'"),
     "compiler": (
@@ -73,7 +74,7 @@ def test_more_arms_than_may_be_in_memory_are_refused() -> None:
     baseline = {"gates": {"schedule": "sequential"}}
     assert not resolve(sliced(variants=few, baseline=baseline)).problems
     (problem,) = resolve(sliced(variants=variants, baseline=baseline)).problems
-    assert "9 arms would be in memory together; allowed with slices: 8" in problem.detail
+    assert "9 arms would be in memory together; allowed with turns: 8" in problem.detail
 
 
 def command(**changes: Any) -> AblationSpec:
@@ -87,7 +88,7 @@ def command(**changes: Any) -> AblationSpec:
 REFUSED_OF_COMMANDS: dict[str, tuple[dict[str, Any], str]] = {
     "gpu": (
         {"placement": {"node_class": "h200"}},
-        "cannot run in slices on node class 'h200': a trial has the device to itself there",
+        "cannot take turns on node class 'h200': a trial has the device to itself there",
     ),
     "any gpu": (
         {"placement": {"node_class": "gpu-nvidia-a100-sxm4-80gb"}},
@@ -122,8 +123,10 @@ def test_commands_that_cannot_take_turns_are_refused_with_the_reason(what: str) 
 
 def test_a_program_that_is_killed_and_resumed_takes_no_turns() -> None:
     own = {"variants": {"resumed": {"resume_at": 3}}, "verdict__primary": {"metric": "loss_final", "margin": "0%"}}
-    details = [problem.detail for problem in resolve(command(**own)).problems]
-    assert details == ["a program is killed and started again in one go, without turns of other trials"]
+    words = "a program is killed and started again in one go, without turns of other trials"
+    assert [problem.detail for problem in resolve(command(**own)).problems] == [words]
+    problems = {problem.detail: problem.hint for problem in resolve(process(**own)).problems}
+    assert problems[words] == "leave workload.turns out"
 
 
 def test_processor_time_of_steps_is_measured_on_one_node() -> None:
@@ -147,6 +150,62 @@ def test_trials_of_commands_take_turns_and_their_processor_time_has_noise_of_its
     aa = parse_spec(calibration_spec(spec, node_class="cpu", blocks=20, order_seed=1), CONTENT_TYPE)
     own = make_plan(aa).baseline.config
     assert estimator_digest(own, "cpu_step_s") == estimator_digest(configs[0], "cpu_step_s")
+
+
+def process(**changes: Any) -> AblationSpec:
+    """Return a spec whose trials take turns by the clock."""
+    return command(**{"workload__steps": {}, "workload__turns": True, "verdict__primary__metric": "cpu_s", **changes})
+
+
+REFUSED_OF_PROCESSES: dict[str, tuple[dict[str, Any], str]] = {
+    "gpu": (
+        {"placement": {"node_class": "h200"}},
+        "cannot take turns on node class 'h200': a trial has the device to itself there",
+    ),
+    "nodes": ({"placement": {"node_class": "cpu", "nodes": 2}}, "on one node; this spec has 2"),
+    "steps": ({"verdict__primary__metric": "step_s"}, "step_s is of marked steps"),
+    "slices, too": (
+        {"workload__steps": {"timed": 12, "slice": 3}, "verdict__primary__metric": "cpu_step_s"},
+        "cpu_step_s is of marked steps, between which trials take turns by workload.steps.slice",
+    ),
+    "reported": (
+        {"workload__metrics": {"rate": {"better": "higher"}}, "verdict__primary__metric": "rate"},
+        "rate is reported by the program, whose own clock has the turns of the others in it",
+    ),
+    "many arms": (
+        {"variants": {f"v{number}": {"args": [f"--x={number}"]} for number in range(MAX_TRIALS)}},
+        "9 arms would be in memory together",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED_OF_PROCESSES)
+def test_processes_that_cannot_take_turns_are_refused_with_the_reason(what: str) -> None:
+    changes, words = REFUSED_OF_PROCESSES[what]
+    problems = resolve(process(**changes)).problems
+    (problem,) = [one for one in problems if one.pointer == "#/workload/turns"]
+    assert words in problem.detail
+    assert problem.hint
+
+
+def test_a_recipe_takes_its_turns_by_steps() -> None:
+    with pytest.raises(ValidationError, match="'turns' belongs to a command"):
+        make_spec(workload={"recipe": "hybrid-tiny", "turns": True})
+
+
+def test_turns_of_processes_are_part_of_rule_plan_and_calibration_key_and_not_of_the_question() -> None:
+    specs = [process(**{"workload__turns": turns, "verdict__primary__metric": metric})
+             for turns in (False, True) for metric in ("cpu_s", "process_s")]  # fmt: skip
+    plans = [make_plan(spec) for spec in specs]
+    assert [plan.baseline.config.takes_turns for plan in plans] == [False, False, True, True]
+    keys = [estimator_digest(plan.baseline.config, spec.verdict.primary.metric)
+            for spec, plan in zip(specs, plans, strict=True)]  # fmt: skip
+    assert len(set(keys)) == len({rule_digest(spec) for spec in specs}) == 4
+    assert len({plan.baseline.digest for plan in plans}) == 2
+    assert questions(specs[0], plans[0]) == questions(specs[2], plans[2])
+    aa = parse_spec(calibration_spec(specs[2], node_class="cpu", blocks=20, order_seed=1), CONTENT_TYPE)
+    assert estimator_digest(make_plan(aa).baseline.config, "cpu_s") == keys[2]
+    assert ["half a second at a time" in rule_in_words(rule_of(spec)) for spec in specs] == [False, False, True, True]
 
 
 def test_slices_are_part_of_rule_plan_and_calibration_key_and_not_of_the_question() -> None:

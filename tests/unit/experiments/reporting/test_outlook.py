@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ablate.experiments.analysis.judge import judge
 from ablate.experiments.analysis.verdicts import OPEN, Cause, Verdict
 from ablate.experiments.design.metrics import OTHER_PROGRAM
-from ablate.experiments.design.rule import COMPARISON, window_estimator
+from ablate.experiments.design.rule import COMPARISON, estimator_of
 from ablate.experiments.outcomes import FailureClass, VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED, Admission, AttemptRecord, Family
 from ablate.experiments.reporting import wording
@@ -66,13 +66,22 @@ def test_a_line_has_the_numbers_of_the_samples_and_says_probably_only_if_zero_is
 
 
 TURNS = "let the trials take turns (workload.steps.slice)"
+CLOCK_TURNS = "let the trials take turns (workload.turns, or workload.steps.slice where steps are marked)"
 WORK = "compare processor time (metric cpu_step_s, or cpu_s of a program without marks)"
 
 
 @pytest.mark.parametrize(
     ("node_class", "metric", "program", "in_turns", "words"),
     [
-        ("cpu", "process_s", True, False, f"Close other programs, or {WORK} and {TURNS}."),
+        ("cpu", "process_s", True, False, f"Close other programs, or {WORK} and {CLOCK_TURNS}."),
+        ("cpu", "cpu_s", True, False, f"(metric cpu_step_s) and {CLOCK_TURNS}."),
+        (
+            "cpu",
+            "cpu_s",
+            True,
+            True,
+            "Close other programs, or compare the processor time of marked steps (metric cpu_",
+        ),
         ("cpu", "step_s", True, True, f"Close other programs, or {WORK}."),
         ("cpu", "cpu_s", True, False, "or compare the processor time of marked steps (metric cpu_step_s) and let the"),
         ("cpu", "cpu_step_s", True, False, f"Close other programs, or {TURNS}."),
@@ -88,19 +97,21 @@ def test_noise_that_takes_many_blocks_gets_a_remedy_and_no_command(
     verdict = judged(1.0, 0.05)
     rule = {
         **verdict.rule,
-        "estimator": window_estimator(3 if in_turns else 0),
+        "estimator": estimator_of(metric, 3 if in_turns else 0, turns=in_turns),
         "comparison": {**COMPARISON, **(OTHER_PROGRAM if program else {})},
     }
     verdict = verdict.model_copy(update={"rule": rule})
     variant = next(one for one in verdict.variants if one.arm == "psiv-on")
     assert variant.primary is not None
     primary = variant.primary.model_copy(update={"metric": metric})
-    changes = {"blocks_needed": 812, "cause": Cause.NOT_PROVED, "primary": primary}
-    noisy = variant.model_copy(update=changes)
-    lines = outlook(verdict.model_copy(update={"node_class": node_class}), [noisy])
-    assert len(lines) == 1
-    assert "812" not in lines[0]
-    assert words in lines[0]
+    for needed in (812, None):
+        changes = {"blocks_needed": needed, "cause": Cause.NOT_PROVED, "primary": primary}
+        noisy = variant.model_copy(update=changes)
+        lines = outlook(verdict.model_copy(update={"node_class": node_class}), [noisy])
+        assert len(lines) == 1
+        assert "812" not in lines[0]
+        assert words in lines[0]
+        assert ("more blocks would hardly prove it" in lines[0]) == (needed is None)
 
 
 @pytest.mark.parametrize(("widened", "words"), [(1.9, ""), (4.84, ", 4.8 times as wide because neighbouring blocks")])

@@ -1,6 +1,7 @@
 """Advice for programs that fail because of their place: real interpreters, real isolation."""
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -188,7 +189,8 @@ def test_a_file_that_was_not_sent_is_named_with_the_line_that_opens_it(
         assert "CalledProcessError" in message
         return
     assert f"the sent code has no {name}, and files that git ignores are not sent" in message
-    assert entry is None or message.endswith(f"to read it where it is, write workload.data: [{entry}]")
+    option = f"type --data {shlex.quote(entry or '')} before the `--`"
+    assert entry is None or message.endswith(f"where it is, {option}, or write workload.data: [{entry}]")
 
 
 @isolates
