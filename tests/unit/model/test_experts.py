@@ -211,7 +211,7 @@ def test_a_token_uses_the_parameters_of_its_experts_and_all_others():
         ),
         (
             {"compile": True, "dtype": "float32"},
-            "model.experts.products: is grouped, which torch's compiler takes in bfloat16 only; allowed with compile and",
+            "model.experts.products: is grouped, which torch's compiler takes in bfloat16 only; allowed with",
         ),
         ({"experts": {"products": "loop"}, "cuda_graph": True}, "cuda_graph: is true; a loop over experts reads"),
     ],
