@@ -352,7 +352,7 @@ class Workload(SpecPart):
         default=False,
         exclude_if=_is_empty,
         description="Let the trials of a block run by turns of half a second, for a program without marked steps that "
-        "cpu_s or process_s decides, on cores that others use, too.",
+        "cpu_s decides, on cores that others use, too.",
     )
     profile: bool = Field(
         default=False,

@@ -15,7 +15,6 @@ from ablate.experiments.design.kinds.kind import MAX_TRIALS
 from ablate.experiments.design.metrics import (
     CPU_STEP,
     METRICS,
-    PROCESS_METRICS,
     THROUGHPUT,
     TRACKER_VARIABLES,
     WINDOW_METRICS,
@@ -187,7 +186,7 @@ class AskedQuestion:
     def takes_turns(self, times: CheckedTimes) -> bool:
         """Return whether the trials of a block take turns on busy cores: after marked steps if there are any."""
         marked = times.marks != "process"
-        metrics = (CPU_STEP, *WINDOW_METRICS) if marked else PROCESS_METRICS
+        metrics = (CPU_STEP, *WINDOW_METRICS) if marked else ("cpu_s",)
         decides = self.metric is None or self.metric in metrics
         sized = times.cpu_step_s is not None if marked else times.step_s is None
         able = times.node_class == "cpu" and times.can_take_turns and sized

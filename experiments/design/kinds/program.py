@@ -263,7 +263,7 @@ def turn_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         whose = "reported by the program" if metric not in METRICS else "a number of the whole process"
         detail = f"slices are for numbers of marked steps, and {metric} is {whose}: the turns of the others are in it"
         hint = f"decide by {listed(('cpu_step_s', *WINDOW_METRICS[:1]))}, or leave slice out"
-        if metric in METRICS:
+        if metric == "cpu_s":
             hint = f"write workload.turns: true instead, or {hint}"
         yield SpecProblem(pointer=where, detail=detail, hint=hint)
     if spec.placement.nodes > 1:
@@ -289,7 +289,10 @@ def _process_turn_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         yield SpecProblem(pointer=where, detail=detail, hint="write steps: {slice: ...} instead, or decide by cpu_s")
     elif metric not in METRICS:
         detail = f"{metric} is reported by the program, whose own clock has the turns of the others in it"
-        yield SpecProblem(pointer=where, detail=detail, hint="decide by cpu_s or process_s, or leave turns out")
+        yield SpecProblem(pointer=where, detail=detail, hint="decide by cpu_s, or leave turns out")
+    if "process_s" in (metric, *(one.metric for one in spec.verdict.require)):
+        detail = "process_s has waits in it, for example for a disk, which go on in the turns of the others"
+        yield SpecProblem(pointer=where, detail=detail, hint="take cpu_s, or leave turns out")
 
 
 def requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:

@@ -172,6 +172,11 @@ REFUSED_OF_PROCESSES: dict[str, tuple[dict[str, Any], str]] = {
         {"workload__metrics": {"rate": {"better": "higher"}}, "verdict__primary__metric": "rate"},
         "rate is reported by the program, whose own clock has the turns of the others in it",
     ),
+    "time": ({"verdict__primary__metric": "process_s"}, "waits in it, for example for a disk, which go on in the turns"),
+    "time is required": (
+        {"verdict__require": [{"metric": "process_s", "max_delta": 1}]},
+        "process_s has waits in it",
+    ),
     "many arms": (
         {"variants": {f"v{number}": {"args": [f"--x={number}"]} for number in range(MAX_TRIALS)}},
         "9 arms would be in memory together",
@@ -194,18 +199,17 @@ def test_a_recipe_takes_its_turns_by_steps() -> None:
 
 
 def test_turns_of_processes_are_part_of_rule_plan_and_calibration_key_and_not_of_the_question() -> None:
-    specs = [process(**{"workload__turns": turns, "verdict__primary__metric": metric})
-             for turns in (False, True) for metric in ("cpu_s", "process_s")]  # fmt: skip
+    specs = [process(workload__turns=turns) for turns in (False, True)]
     plans = [make_plan(spec) for spec in specs]
-    assert [plan.baseline.config.takes_turns for plan in plans] == [False, False, True, True]
+    assert [plan.baseline.config.takes_turns for plan in plans] == [False, True]
     keys = [estimator_digest(plan.baseline.config, spec.verdict.primary.metric)
             for spec, plan in zip(specs, plans, strict=True)]  # fmt: skip
-    assert len(set(keys)) == len({rule_digest(spec) for spec in specs}) == 4
+    assert len(set(keys)) == len({rule_digest(spec) for spec in specs}) == 2
     assert len({plan.baseline.digest for plan in plans}) == 2
-    assert questions(specs[0], plans[0]) == questions(specs[2], plans[2])
-    aa = parse_spec(calibration_spec(specs[2], node_class="cpu", blocks=20, order_seed=1), CONTENT_TYPE)
-    assert estimator_digest(make_plan(aa).baseline.config, "cpu_s") == keys[2]
-    assert ["half a second at a time" in rule_in_words(rule_of(spec)) for spec in specs] == [False, False, True, True]
+    assert questions(specs[0], plans[0]) == questions(specs[1], plans[1])
+    aa = parse_spec(calibration_spec(specs[1], node_class="cpu", blocks=20, order_seed=1), CONTENT_TYPE)
+    assert estimator_digest(make_plan(aa).baseline.config, "cpu_s") == keys[1]
+    assert ["half a second at a time" in rule_in_words(rule_of(spec)) for spec in specs] == [False, True]
 
 
 def test_slices_are_part_of_rule_plan_and_calibration_key_and_not_of_the_question() -> None:

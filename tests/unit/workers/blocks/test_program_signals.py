@@ -92,7 +92,7 @@ def test_a_trial_that_was_stopped_in_its_evaluation_says_so(tmp_path: Path, runs
     paths = WorkPaths(home=tmp_path).trial("att_1", trial.trial_id)
     if runs:
         paths.make_empty(paths.evaluation)
-    words = "0 of 6 steps"
+    words = "no marked step"
     assert receipt.how_far(paths, trial) == words + (", in the protected evaluation `python judge.py`" * runs)
 
 
