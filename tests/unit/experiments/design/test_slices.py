@@ -172,7 +172,7 @@ REFUSED_OF_PROCESSES: dict[str, tuple[dict[str, Any], str]] = {
         {"workload__metrics": {"rate": {"better": "higher"}}, "verdict__primary__metric": "rate"},
         "rate is reported by the program, whose own clock has the turns of the others in it",
     ),
-    "time": ({"verdict__primary__metric": "process_s"}, "waits in it, for example for a disk, which go on in the turns"),
+    "time": ({"verdict__primary__metric": "process_s"}, "process_s has waits in it, for example for a"),
     "time is required": (
         {"verdict__require": [{"metric": "process_s", "max_delta": 1}]},
         "process_s has waits in it",
