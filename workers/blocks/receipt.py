@@ -250,10 +250,10 @@ class TrialRecord:
 
 def how_far(paths: TrialPaths, trial: ClaimedTrial) -> str:
     """Return the number of finished steps in words, for example "5 of 14 steps", and whether the evaluation runs."""
-    done, program = len(read_steps(paths.steps)), isinstance(trial.config, ProgramArm)
-    unmarked = program and trial.config.needs == "process" and not done
+    done, program = len(read_steps(paths.steps)), trial.config if isinstance(trial.config, ProgramArm) else None
+    unmarked = program is not None and program.needs == "process" and not done
     steps = "no marked step" if unmarked else f"{done:,} of {trial.config.steps.total:,} steps"
-    own = trial.config.evaluate if program else None
+    own = None if program is None else program.evaluate
     return steps if own is None or not os.path.isdir(paths.evaluation) else f"{steps}, in {own.title}"  # noqa: PTH112 - the trial may have closed its folder
 
 
