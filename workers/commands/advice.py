@@ -171,8 +171,7 @@ class ProgramPlace:
                     why = f"{name} is in {self.origin.absolute()}, but was not sent, because git ignores it"
                 else:
                     why = f"the sent code has no {name}, and files that git ignores are not sent"
-                option = f"type --data {shlex.quote(str(entry))} before the `--`"
-                yield f"{why}: to read it where it is, {option}, or write workload.data: [{entry}]"
+                yield f"{why}: to read it where it is, {_as_data(entry)}"
 
     def _beside_the_code(self, text: str) -> Path | None:
         """Return the path below the folder of the code that a program named; None for another, or one that is there."""
@@ -186,8 +185,7 @@ class ProgramPlace:
     def _how_to_open(self, folder: Path) -> str:
         if any(folder.resolve().is_relative_to(one.resolve()) for one in self.hidden):
             return "a folder with the worker's keys, which stays closed to trials: move the files elsewhere"
-        option = f"type --data {shlex.quote(str(folder))} before the `--`"
-        how = f"which is closed to trials: {option}, or write workload.data: [{folder}]"
+        how = f"which is closed to trials: {_as_data(folder)}"
         if is_allowed(folder, self.data_roots):
             return how
         return f"{how}, once this node's operator has started the worker with {with_readable(folder)}"
@@ -202,6 +200,10 @@ class ProgramPlace:
         for folder in dict.fromkeys(folders):
             if (folder / name).exists() or (folder / f"{name}.py").exists():
                 yield folder
+
+
+def _as_data(place: Path | str) -> str:
+    return f"type --data {shlex.quote(str(place))} before the `--`, or write workload.data: [{place}]"
 
 
 def _modules(folders: Sequence[Path], name: str) -> Iterator[Path]:

@@ -191,8 +191,10 @@ class Load:
     def paused(self) -> Iterator[None]:
         """Measure nothing meanwhile."""
         self._measured.pause()
-        yield
-        self._measured.resume()
+        try:
+            yield
+        finally:
+            self._measured.resume()
 
     def process_ended(self) -> None:
         """Take the whole process unless it had a window."""
