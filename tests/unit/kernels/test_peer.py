@@ -139,7 +139,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 VERSIONS = {"release": peer.MAMBA_SSM, "checkout": f"{peer.MAMBA_SSM}+ge9594ce1c732"}
 OF_A_CHECKOUT = {
     '*map(Dynamic, "BSHG")': "*q.shape[:2], v.shape[2], q.shape[3]",
-    "cu_seqlens=None):": "cu_seqlens=None, fuse_norm=False, norm_weight=None, norm_eps=1e-5):\n    assert not fuse_norm",
+    "cu_seqlens=None):": "cu_seqlens=None, fuse_norm=False, norm_eps=1e-5):\n    assert not fuse_norm",
 }
 """Text of the stand-in for the release -> that of one for main: fixed sizes, and arguments of a fused norm."""
 
@@ -176,7 +176,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, bare: None) -> Path:
     ("length", "documents", "shared", "kernels"),
     [(48, 1, False, "dense"), (45, 1, False, "packed"), (45, 3, False, "packed"), (48, 3, True, "packed")],
 )
-def test_peer_scan_agrees_with_the_reference(  # noqa: PLR0913, PLR0917 - the parameters of a test
+def test_peer_scan_agrees_with_the_reference(
     site: Path, version: str, length: int, documents: int, shared: bool, kernels: str
 ) -> None:
     peer.use_site(site)
