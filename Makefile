@@ -184,11 +184,15 @@ fuzz-compile: $(STAMP)  ## compile every shape and switch that the kernels allow
 
 # The official kernels, in a folder of their own: their TileLang and ours cannot share one. setup.py needs wheel.
 PEER_PINS := tilelang==0.1.8 apache-tvm-ffi==0.1.9 z3-solver==4.15.4.0 einops==0.8.2
-peer: $(STAMP)  ## install the official Mamba-3 kernels for lane peer into .peer; then export ABLATE_PEER_SITE=.peer
+# PEER is a git checkout, whose last commit is installed and named in the version: 2.3.2.post1+ge9594ce1c732.
+PEER_SOURCE = $(if $(PEER),git+file://$(abspath $(PEER)),mamba-ssm==2.3.2.post1)
+PEER_COMMIT = $(if $(PEER),g$(shell git -C '$(PEER)' rev-parse --short=12 HEAD))
+peer: $(STAMP)  ## install the official Mamba-3 kernels for lane peer into .peer, or those of a checkout: PEER=path
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check wheel setuptools packaging
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .peer $(PEER_PINS)
-	MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	    --no-deps --no-build-isolation --upgrade --target .peer mamba-ssm==2.3.2.post1
+	rm -rf .peer/mamba_ssm*
+	MAMBA_LOCAL_VERSION=$(PEER_COMMIT) MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE $(BIN)/python -m pip install \
+	    --quiet --disable-pip-version-check --no-deps --no-build-isolation --upgrade --target .peer '$(PEER_SOURCE)'
 
 clean:  ## stop the stack; remove .venv and the stack's state
 	@if [ -x $(BIN)/ablate ]; then $(BIN)/ablate down; fi

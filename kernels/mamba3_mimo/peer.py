@@ -31,7 +31,7 @@ from ablate.kernels.mamba3_mimo.operands import cumulated_angles, dtype_name, ha
 from ablate.kernels.scan_switches import ScanFact
 
 MAMBA_SSM, TILELANG = "2.3.2.post1", "0.1.8"
-"""The release whose limits this module states, and the TileLang that it pins."""
+"""The release whose limits this module states, and the TileLang that it pins. A checkout has the limits, too."""
 
 STATES, WIDTHS, RANKS = (16, 32, 64, 128, 256), (32, 64, 128), (1, 2, 4, 8)
 """Values of N, P and R in the release's tests."""
@@ -45,6 +45,8 @@ NAMES = {
     "phi": "MIMO_Out", "D": "D", "adt": "ADT", "dt": "DT", "trap": "Trap", "angles": "Angles",
 }  # fmt: skip
 """Tensor of ScanInputs -> argument of the official function."""
+GIVEN = (*NAMES.values(), "rotary_dim_divisor", "cu_seqlens", "chunk_size", "dtype", "return_state")
+"""Arguments of each call. A checkout's further ones, such as those of its fused norm, stay at their defaults."""
 FLOAT32 = ("q_bias", "k_bias", "psi", "zeta", "phi", "D", "adt", "dt", "angles")
 """Tensors that the official kernels read as float32. The others are bfloat16."""
 
@@ -127,7 +129,7 @@ class Official(NamedTuple):
     function: Callable[..., Any]
     """Autograd function of the scan."""
     release: str
-    """Versions of mamba-ssm and its TileLang."""
+    """Versions of mamba-ssm and its TileLang. That of a checkout ends in its commit, as `make peer` installs it."""
 
 
 class Packing(NamedTuple):
@@ -246,17 +248,31 @@ def official() -> Official:
     """Import the official function without running the `__init__` of its package.
 
     The release compiles its kernels for open sizes B, S, H and G, and builds and compares their programs in every call:
-    130 ms of host time for a forward pass. Earlier kernels of the repository were compiled for fixed sizes and took a
-    third of the time. This function does the same with the release, and builds every program once.
+    130 ms of host time for a forward pass. Earlier and later kernels of the repository are compiled for fixed sizes and
+    take a third of the time. This function does the same with the release, and builds every program once.
 
     Raises:
-        KernelUnsupported: the package is absent.
+        KernelUnsupported: the package is absent, or its function is another one.
 
     """
     reason, spec = import_refusal(), importlib.util.find_spec("mamba_ssm")
     if reason is not None or spec is None:
         raise KernelUnsupported(reason or INSTALL)
     sys.modules.setdefault("mamba_ssm", importlib.util.module_from_spec(spec))
+    release = f"mamba-ssm {_version('mamba-ssm')}, tilelang {_version('tilelang')}"
+    try:
+        module = _wrapped()
+        inspect.signature(module.mamba3_mimo).bind(**dict.fromkeys(GIVEN))
+    except (ImportError, AttributeError, TypeError) as error:
+        raise KernelUnsupported(
+            f"lane 'peer' cannot call the scan of {release}: {error}; allowed: mamba-ssm {MAMBA_SSM}, or a checkout "
+            "whose `mamba3_mimo` takes the release's arguments: `make peer`, or `make peer PEER=path`"
+        ) from error
+    return Official(function=module.mamba3_mimo, release=release)
+
+
+def _wrapped() -> Any:
+    """Import the module of the official function; wrap its launchers and the builders of its kernels."""
     for name, builders in BUILDERS.items():
         module = importlib.import_module(f"{FOLDER}.{name}")
         for builder in builders:
@@ -267,8 +283,7 @@ def official() -> Official:
         setattr(module, launcher, _observed(_with_sizes(getattr(module, launcher), first), "dense"))
     for launcher in PACKED:
         setattr(module, launcher, _observed(getattr(module, launcher), "packed"))
-    release = f"mamba-ssm {_version('mamba-ssm')}, tilelang {_version('tilelang')}"
-    return Official(function=module.mamba3_mimo, release=release)
+    return module
 
 
 def _observed(launcher: Callable[..., Any], kernels: str) -> Callable[..., Any]:

@@ -9,7 +9,8 @@ has rows of its own; otherwise by this process.
 The model has width 2048 and 64 value heads; without a pattern it is the hybrid of 841 million parameters. `--recipe`
 trains a recipe as it is. Rows hold random tokens in documents of MEAN tokens on average. Each set is trained by the
 trainer of a trial. One JSON line per set: median step, tokens/s of all devices, peak memory of one, the seconds from
-the start of the processes to the end of the first step, and the milliseconds of a profiled step by group of kernels.
+the start of the processes to the end of the first step, the milliseconds of a profiled step by group of kernels, and
+loss and gradient norm of every step.
 """
 
 import argparse
@@ -166,7 +167,8 @@ def _trained(config: TrainConfig, dataset: Dataset, ranks: Ranks | None = None) 
         "useful_tflop_per_s_and_gpu": round(
             (result.document_flops_per_step or 0.0) / seconds / 1e12 / config.mesh.devices, 1
         ),
-        "loss_first_last": [result.steps[0].loss, result.steps[-1].loss],
+        "losses": [step.loss for step in result.steps],
+        "grad_norms": [step.grad_norm for step in result.steps],
         "compile_s": round(result.compile_s, 1),
         "facts": {name: value for name, value in result.facts.items() if not name.startswith("scan.")},
         "groups_ms": dict(_grouped(result)),

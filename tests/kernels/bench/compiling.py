@@ -29,11 +29,10 @@ class CompileJob:
 
 def needed(part: str, problems: Iterable[BenchCase], lanes: Iterable[Lane]) -> list[CompileJob]:
     """Return the compilations that a part of the table needs, each once, the slow official kernels first."""
-    accuracy = part == "accuracy"
+    function = "compile_s" if part == "accuracy" else "compile_timed_s"
     jobs = {}
     for problem, lane in product(problems, lanes):
-        options, case = problem.options(lane), problem.compiling(lane, open_sizes=accuracy)
-        function = "compile_s" if accuracy else "compile_timed_s"
+        options, case = problem.options(lane), problem.compiling(lane)
         jobs[f"{lane} {case} {options}"] = CompileJob(
             name=problem.name, lane=lane, case=case, options=options, function=function
         )

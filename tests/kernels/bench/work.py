@@ -6,7 +6,6 @@ from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypedDict
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -31,11 +30,6 @@ SAMPLES = (2, criterion.SAMPLES, criterion.SAMPLES_IN_DOUBT)
 """Samples of the noise of rounding: few for the many rows here, more if they call a result wrong."""
 OFFICIAL_TOLERANCE = 0.1
 """Largest error of the official tests, as a share of the largest value."""
-
-
-def _open_sizes() -> Any:
-    """Compile the official kernels for open sizes: slower kernels of the same arithmetic, but one for all sizes."""
-    return patch.object(peer, "_sizes_of", lambda *_: {})
 
 
 class Judged(TypedDict):
@@ -103,23 +97,18 @@ class Worker:
         return measured
 
     def errors(self, case: Case, options: Mapping[str, Any]) -> Judged:
-        """Return the errors of output, state and gradients against the float64 reference.
-
-        The official kernels are compiled for open sizes, which saves minutes and keeps the arithmetic.
-        """
+        """Return the errors of output, state and gradients against the float64 reference."""
         inputs = make_inputs(case)
         grad_out = make_grad(inputs, case.seed + 1)
-        with _open_sizes():
-            scan, grad = self._scan(options), grad_out if case.gradients else None
-            got: Results = self._unaided(lambda: outputs(scan, inputs, grad))
+        scan, grad = self._scan(options), grad_out if case.gradients else None
+        got: Results = self._unaided(lambda: outputs(scan, inputs, grad))
         return self._judged(got, _Exact(inputs, grad_out, gradients=case.gradients))
 
     def compile_s(self, case: Case, options: Mapping[str, Any]) -> float:
         """Run the scan once, which compiles its kernels into the disk cache; return the seconds."""
         begin = time.perf_counter()
         inputs = make_inputs(case)
-        with _open_sizes():
-            outputs(self._scan(options), inputs, make_grad(inputs, case.seed + 1) if case.gradients else None)
+        outputs(self._scan(options), inputs, make_grad(inputs, case.seed + 1) if case.gradients else None)
         torch.cuda.synchronize()
         return time.perf_counter() - begin
 

@@ -18,6 +18,7 @@ from ablate.kernels.errors import KernelUnsupported
 from ablate.kernels.mamba3_mimo import peer
 from tests.kernels.accuracy import compare
 from tests.kernels.bench import runs
+from tests.kernels.bench.work import Worker
 from tests.kernels.exact import reference
 from tests.kernels.problem import Case, make_grad, make_inputs, outputs
 
@@ -135,9 +136,22 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
+VERSIONS = {"release": peer.MAMBA_SSM, "checkout": f"{peer.MAMBA_SSM}+ge9594ce1c732"}
+OF_A_CHECKOUT = {
+    '*map(Dynamic, "BSHG")': "*q.shape[:2], v.shape[2], q.shape[3]",
+    "cu_seqlens=None):": "cu_seqlens=None, fuse_norm=False, norm_eps=1e-5):\n    assert not fuse_norm",
+}
+"""Text of the stand-in for the release -> that of one for main: fixed sizes, and arguments of a fused norm."""
+
+
 @pytest.fixture
-def site(tmp_path: Path, bare: None) -> Path:
-    """A folder with the stand-in, whose own __init__ must not run."""
+def site(request: pytest.FixtureRequest, tmp_path: Path, bare: None) -> Path:
+    """A folder with the stand-in, whose own __init__ must not run. Its parameter is a key of VERSIONS."""
+    kind = getattr(request, "param", "release")
+    stand_in = STAND_IN
+    for text, of_main in OF_A_CHECKOUT.items() if kind == "checkout" else ():
+        assert text in stand_in
+        stand_in = stand_in.replace(text, of_main)
     package = tmp_path / "mamba_ssm" / "ops" / "tilelang" / "mamba3"
     package.mkdir(parents=True)
     for name, builders in peer.BUILDERS.items():
@@ -145,24 +159,25 @@ def site(tmp_path: Path, bare: None) -> Path:
     for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").touch()
     (tmp_path / "mamba_ssm" / "__init__.py").write_text("raise RuntimeError('the CUDA extension would load here')\n")
-    (package / "mamba3_mimo.py").write_text(STAND_IN)
+    (package / "mamba3_mimo.py").write_text(stand_in)
     options = "TL_DISABLE_TMA_LOWER TL_DISABLE_WARP_SPECIALIZED"
     (tmp_path / "tilelang.py").write_text(
         f"import enum\n__version__ = {peer.TILELANG!r}\nPassConfigKey = enum.Enum('PassConfigKey', {options!r})\n"
     )
-    for name, version in (("tilelang", peer.TILELANG), ("mamba_ssm", peer.MAMBA_SSM)):
+    for name, version in (("tilelang", peer.TILELANG), ("mamba_ssm", VERSIONS[kind])):
         described = tmp_path / f"{name}-{version}.dist-info"
         described.mkdir()
         (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     return tmp_path
 
 
+@pytest.mark.parametrize(("site", "version"), VERSIONS.items(), indirect=["site"])
 @pytest.mark.parametrize(
     ("length", "documents", "shared", "kernels"),
     [(48, 1, False, "dense"), (45, 1, False, "packed"), (45, 3, False, "packed"), (48, 3, True, "packed")],
 )
 def test_peer_scan_agrees_with_the_reference(
-    site: Path, length: int, documents: int, shared: bool, kernels: str
+    site: Path, version: str, length: int, documents: int, shared: bool, kernels: str
 ) -> None:
     peer.use_site(site)
     case = Case(B=2, S=length, H=4, N=32, P=32, R=2, documents=documents, shared_angles=shared)
@@ -176,7 +191,8 @@ def test_peer_scan_agrees_with_the_reference(
     assert said["mamba3_mimo.lane"] == "peer"
     assert said["mamba3_mimo.dtype"] == "bfloat16"
     assert said["mamba3_mimo.peer_kernels"] == kernels
-    assert said["mamba3_mimo.peer"] == "mamba-ssm 2.3.2.post1, tilelang 0.1.8"
+    assert said["mamba3_mimo.peer"] == f"mamba-ssm {version}, tilelang 0.1.8"
+    assert Worker(Lane.PEER).versions()["mamba-ssm"] == version, "the page of the bench names it"
 
 
 def test_peer_scan_takes_the_dense_kernels_when_no_row_changes_document(site: Path) -> None:
@@ -197,7 +213,8 @@ def test_official_kernels_are_built_once_for_equal_sizes(site: Path) -> None:
     assert built(32, "S") == [(32, "S"), {}]
 
 
-def test_official_kernels_of_dense_rows_are_built_for_their_sizes(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("site", ["release", "checkout"], indirect=True)
+def test_official_kernels_of_dense_rows_are_built_for_their_sizes(site: Path) -> None:
     peer.use_site(site)
     peer.official()
     module = sys.modules[f"{peer.FOLDER}.mamba3_mimo"]
@@ -205,12 +222,7 @@ def test_official_kernels_of_dense_rows_are_built_for_their_sizes(site: Path, mo
     assert module.mamba_mimo_forward(q, q, v) == [(2, 48, 16, 1, 64), {"threads": 128}]
     assert module.mamba_mimo_bwd_combined(v, q, q, v) == [(2, 48, 16, 1, 64), {"threads": 256}]
     assert module.mamba_mimo_forward(q, q, v) is module.mamba_mimo_forward(q, q, v)
-    with monkeypatch.context() as patch:
-        patch.setattr(peer, "_sizes_of", lambda *_: {})
-        (*open_sizes, state_size), _ = module.mamba_mimo_forward(q, q, v)
-        assert ([size.name for size in open_sizes], state_size) == (["B", "S", "H", "G"], 64)
-        assert module.mamba_mimo_forward(q, q, v) is module.mamba_mimo_forward(q, q, v)
-    assert module.mamba_mimo_forward(q, q, v)[0][0] == 2
+    assert module.mamba_mimo_forward(q[:1], q[:1], v[:1])[0][0] == 1
 
 
 def test_forward_kernel_has_a_copying_warp_group_where_a_scan_asks_for_it(site: Path) -> None:
@@ -387,6 +399,29 @@ def test_refusal_names_what_was_given_and_what_is_allowed(site: Path, case: Case
     peer.use_site(site)
     with pytest.raises(KernelUnsupported, match=f"lane 'peer': {reason}"):
         peer.peer_scan(make_inputs(case, "cpu"), chunk_size=chunk_size)
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "why"),
+    [
+        ("return_state=False, cu", "norm, return_state=False, cu", "missing a required argument: 'norm'"),
+        ("return_state=False, cu", "return_state=False, offsets=None, of", "argument 'cu_seqlens'"),
+        ("def mamba_mimo_forward(", "def forward(", "no attribute 'mamba_mimo_forward'"),
+        ("def mamba3_mimo(", "def mamba3(", "no attribute 'mamba3_mimo'"),
+        ("import torch", "import no_such_package", "No module named 'no_such_package'"),
+    ],
+)
+@pytest.mark.parametrize("site", ["checkout"], indirect=True)
+def test_package_with_another_scan_is_refused(site: Path, text: str, other: str, why: str) -> None:
+    module = site / "mamba_ssm/ops/tilelang/mamba3/mamba3_mimo.py"
+    assert text in module.read_text()
+    module.write_text(module.read_text().replace(text, other, 1))
+    peer.use_site(site)
+    with pytest.raises(KernelUnsupported) as refused:
+        peer.official()
+    assert why in str(refused.value)
+    assert f"the scan of mamba-ssm {VERSIONS['checkout']}, tilelang 0.1.8" in str(refused.value)
+    assert "make peer PEER=path" in str(refused.value)
 
 
 def test_refusal_of_another_dtype(site: Path) -> None:
