@@ -18,6 +18,7 @@ from ablate.service.submitting import _has_control
 from tests.api_stack import Api, api_fixture, running_api
 from tests.calibrations import aa_spec, aa_text
 from tests.factories import make_receipt, make_spec, spec_values
+from tests.web_pages import Person
 
 SPEEDS = {"psiv-on": 1.05, "chunk-32": 0.95}
 
@@ -124,6 +125,15 @@ def test_verdicts_are_published_after_twenty_blocks_of_noise_and_not_before(both
     (cited,) = judged["circumstances"]["admission"]["calibrations"]
     assert cited == whole["calibration"]
     assert judged["circumstances"]["admission"]["ledger"] == noise["ledger"]
+
+
+def test_pages_show_a_node_with_two_calibrations(api: Api) -> None:
+    for torch in ("2.13.0", "2.14.0"):
+        submit_aa(api, order_seed=int(torch[2:4]))
+        run(api, aa_spec(order_seed=int(torch[2:4])), device_name="test", versions={"torch": torch})
+    for page, lines in (("/", 1), ("/live", 1), ("/nodes", 2)):
+        answered = Person.signed_in(api).get(page)
+        assert (answered.status_code, answered.text.count(" ago for throughput of ")) == (200, lines), page
 
 
 @pytest.mark.parametrize(("serial", "problem"), [("card-1", None), ("card-2", "another device")])
