@@ -224,12 +224,15 @@ def clock_note(variants: Sequence[Receipt], baselines: Sequence[Receipt]) -> str
     remains = 100 * math.expm1(-gap.cycles)
     return (
         f"the power limit of the device held the clock at {gap.own:.0f} MHz, the baseline's at {gap.other:.0f} MHz; "
-        f"at equal clocks the speeds would differ by {remains:+.2f} %"
+        f"at equal clocks the speed of a device would differ by {remains:+.2f} %"
     )
 
 
 class _ClockGap(NamedTuple):
-    """Median device clocks that are over 1 % apart, in MHz, and mean logarithms of step times against the baseline."""
+    """Median device clocks that are over 1 % apart, in MHz, and mean logarithms of times against the baseline.
+
+    The times are those of a device for its share of a step, or of a token where tokens are counted.
+    """
 
     own: float
     other: float
@@ -243,7 +246,7 @@ def _clock_gap(variants: Sequence[Receipt], baselines: Sequence[Receipt]) -> _Cl
     own, other = median_clock_mhz(variants), median_clock_mhz(baselines)
     if own is None or other is None or max(own, other) <= (1 + MAX_CLOCK_GAP) * min(own, other):
         return None
-    time = _mean_log_step(variants) - _mean_log_step(baselines)
+    time = _mean_log_time(variants) - _mean_log_time(baselines)
     slower = variants if own < other else baselines
     limited = all(_seconds_limited(one) >= window_s(one) / 2 for one in slower)
     return _ClockGap(own, other, time, time + math.log(own / other), limited)
@@ -254,8 +257,12 @@ def _seconds_limited(receipt: Receipt) -> float:
     return (events and events.sw_power_cap) or 0.0
 
 
-def _mean_log_step(receipts: Sequence[Receipt]) -> float:
-    return statistics.fmean(math.log(receipt.summary.step_s_mean) for receipt in receipts if receipt.summary)
+def _mean_log_time(receipts: Sequence[Receipt]) -> float:
+    return statistics.fmean(
+        math.log(one.config.devices / one.summary.tokens_per_s if one.summary.tokens_per_s else one.summary.step_s_mean)
+        for one in receipts
+        if one.summary
+    )
 
 
 def median_clock_mhz(receipts: Sequence[Receipt]) -> float | None:

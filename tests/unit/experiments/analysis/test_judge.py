@@ -282,6 +282,21 @@ def test_a_clock_that_the_power_limit_lowered_is_a_result_of_the_arm(
     assert remains == pytest.approx(100 * (speed * 1700 / clock - 1), abs=0.1)
 
 
+@pytest.mark.parametrize("own_clock", [1600.0, 1650.0])
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_speeds_at_equal_clocks_are_of_tokens_and_not_of_steps(rows: int, own_clock: float) -> None:
+    spec = make_spec(variants={"psiv-on": {"gates": {"psiv_cache": True, "micro_batch": rows}}})
+    plan = make_plan(spec)
+    receipts = []
+    for one in make_receipts(plan, {"psiv-on": 1.04}, sd=0.0005):
+        steps = with_clock(one, own_clock if one.arm == "psiv-on" else 1700.0)
+        window = {"throttle": DeviceEvents(sw_power_cap=100.0).model_dump()}
+        receipts.append(make_receipt(plan, one.ids.block_index, one.arm, steps=steps, environment=window))
+    (note,) = [one for one in psiv(judge(plan, spec, receipts, CALIBRATED)).notes if "power limit" in one]
+    remains = float(note.rpartition("would differ by ")[2].removesuffix(" %"))
+    assert remains == pytest.approx(100 * (1.04 * 1700 / own_clock - 1), abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("own", "other", "same"),
     [
