@@ -81,7 +81,7 @@ def _check_attention(config: TrainConfig) -> None:
         raise ConfigError(where, f"{detail}; allowed: sdpa")
     if name == "fa4" and width not in FA4_WIDTHS:
         detail = f"is fa4, which takes heads of {', '.join(map(str, FA4_WIDTHS))} numbers; these have {width}"
-        raise ConfigError(where, f"{detail}; allowed: sdpa, flash, cudnn, flex")
+        raise ConfigError(where, f"{detail}; allowed: sdpa, flash, flex")
 
 
 def _check_attention_on_xla(config: TrainConfig) -> None:

@@ -47,6 +47,8 @@ class Gate:
     tried_on_gpus: tuple[GateValue, ...] = ()
     """Values that need packages or a kind of GPU which not every node of a class has: a worker on a GPU tries each with
     a small problem (model/back_ends.py)."""
+    not_deterministic: tuple[GateValue, ...] = ()
+    """Values whose kernels torch refuses in a trial, because all its algorithms have to be deterministic."""
     tpu_kernels: tuple[GateValue, ...] = ()
     """Values that need TPU kernels on an XLA device, which XLA on other processors cannot run."""
     requires: Mapping[str, GateValue] = field(default_factory=dict)
@@ -102,6 +104,8 @@ class Gate:
             needs = is_gpu(node_class.name) and value in GENERATED_LANES
             return f"{reason}. {HOPPER_ALONE}" if needs else reason
         setting = f"gate '{self.name}'" if value is True else f"gate '{self.name}' = {show(value)}"
+        if value in self.not_deterministic:
+            return f"{setting} runs in no trial: its kernels are not deterministic, and torch refuses them"
         if not self._has_device_for(node_class, value):
             return f"{setting} needs node class {' or '.join(self._with_device_for(value))}; this is '{node_class}'"
         needed = self.lanes.get(value, ANY_LANE)
@@ -127,6 +131,8 @@ class Gate:
 
     def _has_device_for(self, node_class: NodeClass, value: GateValue) -> bool:
         types = self.device_types.get(value, (node_class.device_type,))
+        if value in self.not_deterministic:
+            return False
         if node_class.device_type == "xla" and value in self.tpu_kernels and not node_class.tpu_kernels:
             return False
         return node_class.device_type in types

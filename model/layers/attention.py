@@ -15,7 +15,7 @@ row starts another document.
             documents and the longest one change with every batch, so a specialised graph would be compiled every time.
             On XLA, torch_xla's kernel for TPUs
     fa4     FlashAttention-4 (package flash-attn-4) for Hopper GPUs, over documents as `flash`, deterministic
-    cudnn   cuDNN's kernel, with an explicit mask
+    cudnn   cuDNN's kernel, with an explicit mask; not in a deterministic step, so in no trial
     flex    a kernel that torch generates from the mask's definition and that skips blocks of other documents
     splash, pallas_softcap   kernels for TPUs (kernels/xla/attention.py)
 
@@ -274,7 +274,7 @@ def _fa4_problem(q_BSHE: Tensor) -> str | None:
     return None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # traced, torch 2.11 finds "No available kernel"
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # compared with float64 only so
 def _cudnn(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor, rules: ScoreRules = PLAIN) -> Tensor:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

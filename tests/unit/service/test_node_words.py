@@ -106,7 +106,7 @@ def test_planted_faults_of_back_ends_show_on_the_page_of_nodes(monkeypatch: pyte
     results = {
         "attention=flash": None,
         "attention=fa4": back_ends.problem("attention=fa4", here),
-        "attention=cudnn": back_ends.problem("attention=sdpa", here),
+        "attention=flex": back_ends.problem("attention=sdpa", here),
         "loss=compiled": "crashed: it died before it answered",
         "loss=liger": "it gave no answer, so it may crash",  # of a worker of an earlier version
         "peer": small_run.small_run_problem(Lane.PEER, here),
@@ -114,7 +114,7 @@ def test_planted_faults_of_back_ends_show_on_the_page_of_nodes(monkeypatch: pyte
     }
     torch.use_deterministic_algorithms(False)
     one = node(name="one", lanes=results, versions={"torch": "2.11.0"})
-    other = node(name="other", lanes={**results, "attention=cudnn": None}, versions={"torch": "2.12.0"})
+    other = node(name="other", lanes={**results, "attention=flex": None}, versions={"torch": "2.12.0"})
     cpu, gpu = nodes_page([node(name="third", node_class="h100"), node(name="new"), other, one])
     headings = [column.heading for column in cpu.results.columns]
     assert {name: [row[place].text for row in cpu.results.rows] for place, name in enumerate(headings)} == {
@@ -125,11 +125,11 @@ def test_planted_faults_of_back_ends_show_on_the_page_of_nodes(monkeypatch: pyte
         "loss=liger": ["not tried", "fails", "fails"],
         "attention=flash": ["not tried", "works", "works"],
         "attention=fa4": ["not tried", "refused", "refused"],
-        "attention=cudnn": ["not tried", "wrong", "works"],
+        "attention=flex": ["not tried", "wrong", "works"],
     }
     reasons = {(row[0].text, row[2].text): row[3].text for row in cpu.failures.rows}
     assert "NVIDIA GPU" in reasons["attention=fa4", "one, other"]
-    assert "relative error" in reasons["attention=cudnn", "one"]
+    assert "relative error" in reasons["attention=flex", "one"]
     assert reasons["loss=compiled", "one, other"] == "it died before it answered"
     assert reasons["loss=liger", "one, other"] == "it gave no answer, so it may crash"
     assert len(reasons) == 5
