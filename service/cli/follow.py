@@ -113,9 +113,9 @@ def follow(client: Client, ablation_id: str, console: Console) -> AblationPublic
             for _ in _updates(client, followed):
                 view.update(followed)
                 show(view)
-                for line in followed.problems:
+                for line in followed.kept:
                     console.print(escape(line))
-                followed.problems.clear()
+                followed.kept.clear()
     else:
         _follow_in_lines(client, followed, console)
     return followed.ablation
@@ -167,8 +167,9 @@ class FollowedAblation:
     """Ids of the nodes that run blocks, or ran them last, by block id."""
     lines: list[str] = field(default_factory=list)
     """Changes of state since the last update, for output in lines."""
-    problems: list[str] = field(default_factory=list)
-    """Those of them that are attempts without a result and trials without a measurement, with the reason."""
+    kept: list[str] = field(default_factory=list)
+    """Those of them that stay on a terminal: blocks that ended, attempts without a result and trials without a
+    measurement, with the reason."""
     not_run: str = ""
     """Why blocks were cancelled, which is one line for all of them."""
     failed: set[str] = field(default_factory=set)
@@ -213,7 +214,7 @@ class FollowedAblation:
         self.failed.add(event.subject)
         block, arm = self.trials[event.subject]
         self.lines.append(f"{event.at[11:19]}  {self.names[block]}{self._on_node(block)}: {arm} failed: {why}")
-        self.problems.append(self.lines[-1])
+        self.kept.append(self.lines[-1])
 
     def _change_state(self, event: Event) -> None:
         block = event.subject or ""
@@ -227,8 +228,8 @@ class FollowedAblation:
             self.not_run = event.reason or ""
         name = self.names.get(block, self.ablation.name)
         self.lines.append(history_line(event, f"{name}{self._on_node(block)}"))
-        if event.came_from == BlockState.RUNNING and event.went_to in (BlockState.QUEUED, BlockState.FAILED):
-            self.problems.append(self.lines[-1])
+        if event.kind == EventKind.BLOCK_STATE and event.came_from == BlockState.RUNNING:
+            self.kept.append(self.lines[-1])
 
     def _ends_current(self, event: Event) -> bool:
         """Return whether the running trial's block stops: it is over, or back in the queue."""

@@ -13,7 +13,13 @@ from ablate.service.http.responses import secured
 from ablate.service.schemas.nodes import AttemptClosed
 from ablate.service.store.access import keys
 from ablate.service.store.blocks import attempts, claims, reports
-from ablate.service.store.blocks.block_wire import checked_signature, claimed_block, report_digest, verify_report
+from ablate.service.store.blocks.block_wire import (
+    checked_signature,
+    claimed_block,
+    differences_text,
+    report_digest,
+    verify_report,
+)
 from ablate.service.store.files import logs
 from ablate.service.store.nodes import node_states, nodes
 
@@ -103,12 +109,13 @@ def _store_report(attempt_id: str, report: BlockReport, services: Services, dige
         reports.check_wanted(connection, attempt_id, report.token, has_result=report.failure_class is None)
     signature = checked_signature(services.store, attempt_id, report)
     verified = [] if report.failure_class else verify_report(services.store, attempt_id, report)
+    differences = "" if report.failure_class else differences_text(services.store, report)
     with services.store.write() as connection:
         lock = attempts.lock_attempt if report.failure_class else reports.lock_wanted
         locked = lock(connection, attempt_id, report.token)
         logs.append(connection, locked, report.logs)
         if report.failure_class is None:
-            state = reports.store_block(connection, locked, verified, report_digest=digest)
+            state = reports.store_block(connection, locked, verified, report_digest=digest, differences=differences)
         else:
             state = reports.store_break(connection, locked, report, report_digest=digest)
         keys.store_signature(connection, attempt_id, signature)

@@ -91,7 +91,37 @@ def test_the_first_block_ends_an_ablation_exactly_if_no_variant_can_be_compared(
     api.cancel(made["id"])
     stored = sorted(reason != "reported" for reason in reasons(api, made, "trial.state"))
     assert stored == sorted(outcome != "measured" for outcome in outcomes.values())
-    assert ("reported" in reasons(api, made, "block.state")) == (set(outcomes.values()) == {"measured"})
+    (of_block,) = reasons(api, made, "block.state")
+    assert ("measured; " in of_block) == (set(outcomes.values()) != {"measured"})
+    compared = {arm for arm in VARIANTS if outcomes[arm] == outcomes["baseline"] == "measured"}
+    assert {arm for arm in VARIANTS if f"{arm} 0.00 %" in of_block} == compared
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_block_says_how_its_arms_differ_in_the_metric_that_decides(api: Api, seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311 - draws that repeat
+    own = {arm: {"tokens_per_s": rng.uniform(10, 1e6), "peak_bytes": rng.randint(2**20, 2**40)} for arm in ARMS}
+    primary, wanted = rng.choice(
+        [("tokens_per_s", "throughput"), ("step_s", "step time"), ("peak_allocated_gib", "peak allocated memory")]
+    )
+    spec = {"verdict__primary": {"metric": primary, "margin": "1%"}}
+    made, node = api.submit(**spec), api.register()
+    report(api, node, own, **spec)
+    (said,) = reasons(api, made, "block.state")
+    label, _, parts = said.partition(": ")
+    assert label == wanted
+    for part in parts.split(", "):
+        arm, shown, _ = part.rsplit(" ", 2)
+        one, base = own[arm], own["baseline"]
+        ratio = {
+            "tokens_per_s": one["tokens_per_s"] / base["tokens_per_s"],
+            "step_s": base["tokens_per_s"] / one["tokens_per_s"],
+            "peak_allocated_gib": one["peak_bytes"] / base["peak_bytes"],
+        }[primary]
+        assert float(shown.replace(",", "").replace("\N{MINUS SIGN}", "-")) == pytest.approx(
+            100 * (ratio - 1), abs=0.0051, rel=1e-6
+        )
+    assert {part.partition(" ")[0] for part in parts.split(", ")} == VARIANTS
 
 
 @pytest.mark.parametrize(("failure", "ends"), [("user_error", True), ("output_limit", True), ("timeout", False)])

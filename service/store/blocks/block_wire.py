@@ -7,10 +7,12 @@ from typing import Any
 from cachetools import LRUCache, cached
 from sqlalchemy import bindparam, select
 
+from ablate.experiments.design.load import parse_spec
+from ablate.experiments.design.metrics import find_metric
 from ablate.experiments.design.plan import Plan
 from ablate.experiments.digest import canonical_json, digest
 from ablate.experiments.errors import SpecProblem
-from ablate.experiments.outcomes import Outcome
+from ablate.experiments.outcomes import BASELINE, Outcome
 from ablate.experiments.records import identity
 from ablate.experiments.records.identity import (
     UNFENCED,
@@ -24,7 +26,9 @@ from ablate.experiments.records.identity import (
     mismatches,
 )
 from ablate.experiments.records.receipt_check import verify
+from ablate.experiments.records.receipts import Receipt, read_metric
 from ablate.experiments.records.signing import Signature, signature_problem
+from ablate.experiments.reporting import wording
 from ablate.service.errors import Invalid
 from ablate.service.store.access import keys
 from ablate.service.store.blocks.attempts import breaks_of, find_attempt
@@ -53,6 +57,8 @@ _CLAIMED = (
     .order_by(trials.c.position)
 )
 _KEPT_PLANS = 64
+_MOST_DIFFERENCES = 8
+"""Arms of a block that its reason names."""
 
 
 @cached(LRUCache(_KEPT_PLANS), condition=threading.Condition())
@@ -64,6 +70,38 @@ def plan_of(store: Store, ablation_id: str) -> Plan:
     with store.read() as connection:
         text = connection.execute(select(ablations.c.plan).where(ablations.c.id == ablation_id)).scalar_one()
     return Plan.model_validate_json(text)
+
+
+@cached(LRUCache(_KEPT_PLANS), condition=threading.Condition())
+def _metric_of(store: Store, ablation_id: str) -> str:
+    """Return the name of the metric that decides, from a cache."""
+    with store.read() as connection:
+        query = select(ablations.c.spec_text, ablations.c.content_type).where(ablations.c.id == ablation_id)
+        text, content_type = connection.execute(query).one()
+    return parse_spec(text.encode(), content_type).verdict.primary.metric
+
+
+def differences_text(store: Store, report: BlockReport) -> str:
+    """Say how the arms of a verified report differ from its baseline in the metric that decides.
+
+    One block is a look and no verdict. Empty without a measured baseline, and for metrics that no trial has alone.
+    """
+    receipts = {one.arm: one for one in map(Receipt.model_validate, report.receipts) if one.outcome is Outcome.MEASURED}
+    base = receipts.pop(BASELINE, None)
+    metric = None if base is None else find_metric(_metric_of(store, base.ids.ablation), base.config.declared)
+    other = None if base is None or metric is None else read_metric(metric, base)
+    if metric is None or other is None:
+        return ""
+    parts = []
+    for arm, receipt in receipts.items():
+        own = read_metric(metric, receipt)
+        if own is not None and metric.kind == "loss":
+            parts.append(f"{arm} {wording.signed(own - other, 4)} {metric.unit}")
+        elif own is not None and own > 0 < other:
+            parts.append(f"{arm} {wording.percent(100 * (own / other - 1))}")
+    more = len(parts) - _MOST_DIFFERENCES
+    shown = [*parts[:_MOST_DIFFERENCES], *([f"{more} more"] if more > 0 else [])]
+    return f"{metric.label}: {', '.join(shown)}".replace(wording.SPACE, " ") if shown else ""
 
 
 def claimed_block(

@@ -31,7 +31,7 @@ from ablate.service.store.blocks.attempts import (
 )
 from ablate.service.store.blocks.completion import complete_if_done
 from ablate.service.store.blocks.transitions import Transitions
-from ablate.service.store.tables import attempts, db_now, receipts, trials
+from ablate.service.store.tables import attempts, db_now, receipts, storable, trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +93,17 @@ def _take_back(connection: Connection, attempt: Row[Any], block: Row[Any]) -> No
 
 
 def store_block(
-    connection: Connection, locked: LockedAttempt, verified: Sequence[VerifiedReceipt], *, report_digest: str
+    connection: Connection,
+    locked: LockedAttempt,
+    verified: Sequence[VerifiedReceipt],
+    *,
+    report_digest: str,
+    differences: str = "",
 ) -> BlockState:
-    """Store a whole block's receipts and move trials, attempt and block to done; return the block's state."""
+    """Store a whole block's receipts and move trials, attempt and block to done; return the block's state.
+
+    `differences` from the baseline belong to the block's event.
+    """
     block = locked.block
     if len(verified) != len(locked.trials):
         raise StaleToken(f"block {block.id} has {len(locked.trials)} trials, the report {len(verified)} receipts")
@@ -111,7 +119,7 @@ def store_block(
     before = AttemptState(locked.attempt.state)
     transitions.move([locked.attempt.id], before, AttemptState.DONE, reason=REPORTED, **ended)
     values = {"lease_until": None, "limit_at": None, "finished_at": db_now(), "message": None}
-    reason = _measured(locked.trials, failures)
+    reason = storable("; ".join(part for part in (_failed(locked.trials, failures), differences) if part) or REPORTED)
     transitions.move([block.id], BlockState.RUNNING, BlockState.DONE, reason=reason, **values)
     transitions.flush()
     forget_progress(connection, locked)
@@ -119,11 +127,11 @@ def store_block(
     return BlockState.DONE
 
 
-def _measured(block: Sequence[Row[Any]], failures: Mapping[str, str]) -> str:
-    """Return "reported", or how many trials were measured and which arms failed."""
+def _failed(block: Sequence[Row[Any]], failures: Mapping[str, str]) -> str:
+    """Return how many trials were measured and which arms failed; empty if none did."""
     failed = [row.arm for row in block if row.id in failures]
     if not failed:
-        return REPORTED
+        return ""
     number = len(block) - len(failed)
     return f"{number or 'none'} of {len(block)} trials measured; {wording.listed(failed)} failed"
 

@@ -47,15 +47,15 @@ def test_followed_ablation_names_the_node_and_the_time_left() -> None:
 
 @pytest.mark.parametrize(
     ("came_from", "went_to", "shown"),
-    [("running", "queued", True), ("running", "failed", True), ("running", "done", False), ("held", "queued", False)],
+    [("running", "queued", True), ("running", "failed", True), ("running", "done", True), ("held", "queued", False)],
 )
-def test_an_attempt_without_a_result_is_shown_with_its_reason(came_from: str, went_to: str, *, shown: bool) -> None:
+def test_the_end_of_an_attempt_stays_on_a_terminal_with_its_reason(came_from: str, went_to: str, *, shown: bool) -> None:
     followed = _followed()
     followed.apply(
         _event("block.state", "blk_1", **{"from": came_from}, to=went_to, reason="disturbed: others took 70%")
     )
     line = f"10:11:12  block 1/6: {went_to} (disturbed: others took 70%)"
-    assert followed.problems == ([line] if shown else [])
+    assert followed.kept == ([line] if shown else [])
 
 
 def test_a_failure_of_a_trial_is_shown_once_as_it_happens_and_again_in_the_next_attempt() -> None:
@@ -63,13 +63,13 @@ def test_a_failure_of_a_trial_is_shown_once_as_it_happens_and_again_in_the_next_
     why = "user_error: PermissionError: [Errno 13]"
     line = f"10:11:12  block 1/6: psiv-on failed: {why}"
     followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 0, "failure": why}))
-    assert followed.problems == [line]
+    assert followed.kept == [line]
     followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 0, "failure": why}))
     followed.apply(_event("trial.state", "trl_1", to="done", reason=why))
-    assert followed.lines == followed.problems == [line]
+    assert followed.lines == followed.kept == [line]
     followed.apply(_event("trial.state", "trl_1", to="queued", reason="disturbed: others took 70%"))
     followed.apply(_event("trial.state", "trl_1", to="done", reason=why))
-    assert followed.problems == [line, line]
+    assert followed.kept == [line, line]
 
 
 def test_blocks_that_are_cancelled_for_one_reason_are_one_line() -> None:
@@ -83,7 +83,7 @@ def test_blocks_that_are_cancelled_for_one_reason_are_one_line() -> None:
 def test_a_measured_trial_is_no_problem() -> None:
     followed = _followed()
     followed.apply(_event("trial.state", "trl_1", to="done", reason="reported"))
-    assert (followed.lines, followed.problems) == ([], [])
+    assert (followed.lines, followed.kept) == ([], [])
 
 
 @pytest.mark.parametrize("state", ["done", "failed", "cancelled", "queued"])
