@@ -49,7 +49,9 @@ def test_followed_ablation_names_the_node_and_the_time_left() -> None:
     ("came_from", "went_to", "shown"),
     [("running", "queued", True), ("running", "failed", True), ("running", "done", True), ("held", "queued", False)],
 )
-def test_the_end_of_an_attempt_stays_on_a_terminal_with_its_reason(came_from: str, went_to: str, *, shown: bool) -> None:
+def test_the_end_of_an_attempt_stays_on_a_terminal_with_its_reason(
+    came_from: str, went_to: str, *, shown: bool
+) -> None:
     followed = _followed()
     followed.apply(
         _event("block.state", "blk_1", **{"from": came_from}, to=went_to, reason="disturbed: others took 70%")
