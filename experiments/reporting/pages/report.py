@@ -155,7 +155,7 @@ def _evidence(verdict: Verdict) -> tuple[tuple[str, Table, str], ...]:
 def _first_asking(circumstances: Circumstances) -> str:
     if circumstances.family.question_digest is None:
         return "Only a service counts how often a question is asked."
-    return "The service has not been asked this question before."
+    return "No earlier ablation of this service compared the same two arms by this metric on this node class."
 
 
 def _answer_tables(view: AblationView) -> tuple[Table, ...]:

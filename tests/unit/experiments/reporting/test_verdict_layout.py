@@ -410,8 +410,8 @@ def test_an_arm_that_equals_the_baseline_in_every_block_is_called_out_and_no_oth
     equal = variant.primary.model_copy(update={"differences_pct": (0.0,) * variant.primary.blocks})
     near = variant.primary.model_copy(update={"differences_pct": (0.0,) * (variant.primary.blocks - 1) + (1e-9,)})
     other_loss = base.model_copy(update={"loss_final": (base.loss_final or 0) + 1e-12})
-    cases = {(equal, base): True, (near, base): False, (equal, other_loss): False}
-    for (primary, summary), identical in cases.items():
+    cases = ((equal, base, True), (near, base, False), (equal, other_loss, False))
+    for primary, summary, identical in cases:
         one = variant.model_copy(update={"primary": primary})
         arms = {**verdict.arms, variant.arm: summary}
         layout = lay_out(verdict.model_copy(update={"variants": (one,), "arms": arms}))
