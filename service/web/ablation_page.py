@@ -65,7 +65,7 @@ class Failure:
     what: str
     """Arm and block."""
     kind: str
-    """Failure class or outcome."""
+    """Failure class or outcome, in words."""
     reason: str
     log: str
     """The end of its log; empty where there is none."""
@@ -84,8 +84,10 @@ class LivePart:
     curves: tuple[LivePicture, ...]
     """None once the ablation is over: the report has the curves then."""
     failures: tuple[Failure, ...]
-    failed: int
-    """Number of broken attempts and trials without a measurement, shown or not."""
+    broken: int
+    """Number of broken attempts, shown or not."""
+    unmeasured: int
+    """Number of trials without a measurement, shown or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +190,8 @@ def _live_part(
         trials=tuple(map(_live, nodes.running_trials(connection, ablation_id, limit=MOST_LIVE))),
         curves=() if row.state in OVER else live_curves(connection, ablation_id, names),
         failures=(*(_broken(connection, one) for one in broken), *_unmeasured(connection, unmeasured)),
-        failed=ablations.count_breaks(connection, ablation_id) + num_unmeasured,
+        broken=ablations.count_breaks(connection, ablation_id),
+        unmeasured=num_unmeasured,
     )
 
 
@@ -211,7 +214,7 @@ def _broken(connection: Connection, row: Row[Any]) -> Failure:
     where = f"{block_name(row.block_index)}, attempt {row.number} on {row.node}"
     return Failure(
         what=f"{row.arm}, {where}" if row.arm else where,
-        kind=row.failure_class,
+        kind=wording.failure(row.failure_class),
         reason=row.message,
         log=logs.tail_of_break(connection, row),
     )
@@ -227,7 +230,7 @@ def _unmeasured(connection: Connection, rows: Sequence[Row[Any]]) -> Iterator[Fa
         where = block_list(sorted(row.block_index for row in own))
         blocks = f"block {where}{_attempt(own[0].attempt_number)}" if len(own) == 1 else f"blocks {where}"
         log = logs.tail(connection, own[0].id, own[0].attempt_id)
-        yield Failure(what=f"{arm}, {blocks}", kind=outcome, reason=reason, log=log)
+        yield Failure(what=f"{arm}, {blocks}", kind=wording.failure(outcome), reason=reason, log=log)
 
 
 def _attempt(number: int) -> str:

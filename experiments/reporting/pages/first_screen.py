@@ -206,7 +206,8 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
         counts = _counts(str(attempt.failure_class) for attempt in attempts)
         yield f"{wording.counted(len(attempts), 'broken attempt')}: {counts}."
     if family.number > 1 and not is_exact(verdict) and "session" not in verdict.rule["comparison"]:
-        yield f"Asking {family.number} of this question, at a share of the significance level."
+        times = wording.counted(len(family.earlier), "earlier ablation")
+        yield f"Asked before by {times}; so that repeats do not find luck, this one had to pass a stricter test."
     ends = [str(r.outcome) for r in view.receipts if r.outcome is not Outcome.MEASURED]
     if ends:
         yield f"{len(ends)} of {wording.counted(len(view.receipts), 'trial')} gave no measurement: {_counts(ends)}."
@@ -215,7 +216,7 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
 
 
 def _counts(names: Iterable[str]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in Counter(names).items())
+    return ", ".join(f"{count} {wording.failure(name)}" for name, count in Counter(names).items())
 
 
 def _load(view: AblationView, verdict: Verdict) -> Iterator[str]:
