@@ -207,7 +207,7 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
         yield f"{wording.counted(len(attempts), 'broken attempt')}: {counts}."
     if family.number > 1 and not is_exact(verdict) and "session" not in verdict.rule["comparison"]:
         times = wording.counted(len(family.earlier), "earlier ablation")
-        yield f"Asked before by {times}; so that repeats do not find luck, this one had to pass a stricter test."
+        yield f"{times} asked this question. Repeats find luck in the end, so this one had to pass a stricter test."
     ends = [str(r.outcome) for r in view.receipts if r.outcome is not Outcome.MEASURED]
     if ends:
         yield f"{len(ends)} of {wording.counted(len(view.receipts), 'trial')} gave no measurement: {_counts(ends)}."
