@@ -49,13 +49,12 @@ def history_page(connection: Connection, recipe: str, gate: str) -> HistoryPage:
     check_known("gate", gate, list(gates))
     judged = judged_with(connection, recipe, gate, limit=MOST_ANSWERS)
     series = history_of(METRIC, baseline_runs(connection, recipe))
-    devices = [one.device for one in series]
     return HistoryPage(
         recipe=recipe,
         gate=gate,
         question=gates[gate],
         answers=_answers(gate, judged),
-        baselines=tuple(_baseline(one, is_alone=devices.count(one.device) == 1) for one in series),
+        baselines=tuple(map(_baseline, series)),
         others=tuple(name for name in gates if name != gate),
     )
 
@@ -92,8 +91,8 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else canonical_json(value)
 
 
-def _baseline(series: HistorySeries, *, is_alone: bool) -> Table:
-    """Return the table of a baseline over time, newest first; its settings are named if its device has several."""
+def _baseline(series: HistorySeries) -> Table:
+    """Return the table of a baseline over time, newest first, named by the newest ablation that measured it."""
     changes = {change.ablation: change for change in series.changes}
     anchor, unit = series.points[0].value, METRICS[series.metric].unit
     points = series.points[-MOST_POINTS:][::-1]
@@ -111,7 +110,7 @@ def _baseline(series: HistorySeries, *, is_alone: bool) -> Table:
     )
     left_out = len(series.points) - len(points)
     return Table(
-        title=f"The baseline{'' if is_alone else f' with settings {series.arm_digest[7:15]}'} on {series.device}",
+        title=f"The baseline of {series.points[-1].name} on {series.device}",
         columns=(
             *texts("ablation"),
             *numbers(f"{METRICS[series.metric].label}, {unit}", "to the oldest", "trials"),

@@ -361,7 +361,19 @@ def test_the_report_is_one_file_to_take_along(api: Api) -> None:
 
 
 def test_the_table_shows_the_value_before_a_change_and_what_waits(api: Api) -> None:
-    waits = api.submit(ablation="before-and-after", limits={"priority": 100})["id"]
-    row = Person.signed_in(api).get("/?q=before-and-after").text
-    assert f'href="/a/{waits}"' in row
+    for one in api.get("/v1/nodes").json()["items"]:
+        web_world.act(api, one["name"], "drain")
+    spec = {"ablation": "before-and-after", "limits": {"priority": 100}}
+    person, node, made = Person.signed_in(api), api.register("waits"), api.submit(**spec)["id"]
+
+    def state() -> str:
+        row = person.get("/?q=after+before").text.partition(f'href="/a/{made}"')[2].partition("</tbody>")[0]
+        return re.findall(r'class="badge [a-z]+">(\w+)<', row)[0]
+
+    assert state() == "queued"
+    block = api.claimed(node)
+    assert state() == "running"
+    web_world.report(api, block, node, **spec)
+    assert state() == "waiting", "no block of it runs now"
+    row = person.get("/?q=before-and-after").text
     assert "psiv_cache false \N{RIGHTWARDS ARROW} true" in row, "its spec leaves the value before to the recipe"
