@@ -67,7 +67,8 @@ def placed(
     asked: dict[str, Any] = values.pop("placement", {})
     rest = {name: value for name, value in asked.items() if name not in ("gpu", "memory")}
     values["placement"] = {"node_class": fitting[0].node_class, **rest}
-    why = f"# placement: {fitting[0]} of {listed(fitting)}\n"
+    others = f" of {listed(fitting)}" if len(fitting) > 1 else ""
+    why = f"# placement: {fitting[0]}{others}\n"
     return why.encode() + spec_yaml(values), CONTENT_TYPE, spec_of(values)
 
 

@@ -1,10 +1,13 @@
 """What a variant changes: settings, arguments flag by flag, and variables, with the values before and after."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
+
+from pydantic import ValidationError
 
 from ablate.experiments.design.arguments import flags_of
 from ablate.experiments.design.arms import Arm
@@ -62,6 +65,16 @@ def arm_changes(arm: Arm, baseline: Arm) -> tuple[Change, ...]:
 def changed_arms(arms: Sequence[Arm]) -> list[ChangedArm]:
     """Return the variants among the arms of a plan, whose first one is the baseline."""
     return [ChangedArm(arm=arm.name, changes=arm_changes(arm, arms[0])) for arm in arms if arm.role == VARIANT]
+
+
+@lru_cache(maxsize=256)
+def changes_in_plan(plan: str) -> dict[str, ChangedArm]:
+    """Return the variants of a stored plan by name; none of one that this version cannot read."""
+    try:
+        arms = [Arm.model_validate(arm) for arm in json.loads(plan)["arms"]]
+    except ValidationError:
+        return {}
+    return {one.arm: one for one in changed_arms(arms)}
 
 
 @lru_cache(maxsize=1_024)

@@ -1,8 +1,9 @@
 """Sentences of a verdict: the lead on all variants, and the result and the remarks on each variant."""
 
+import math
 from collections.abc import Iterator, Sequence
 
-from ablate.experiments.analysis.answer import FEW_SAMPLES, bad_runs
+from ablate.experiments.analysis.answer import FEW_SAMPLES, bad_runs, gain_pct
 from ablate.experiments.analysis.verdicts import (
     OPEN,
     Cause,
@@ -30,6 +31,8 @@ WITHOUT_STATISTICS: dict[VerdictWord, str] = {
 NO_ANSWER = (VerdictWord.TIMEOUT, VerdictWord.FAILED)
 """Verdicts of arms whose trials did not finish. Running out of memory is not among them: it is a result."""
 
+NOT_COMPARED = "losses not compared"
+
 _WITHOUT_NUMBERS = (Cause.MISSING, Cause.NO_RATIO, Cause.TARGET)
 """Causes that leave nothing to compare."""
 
@@ -43,10 +46,13 @@ LEADS: dict[Decision, str] = {
 """Clauses of the leading sentence, in order."""
 
 
-def lead(variants: Sequence[VariantVerdict]) -> str:
-    """Return the decisions on all variants in one sentence, with obstacles to a comparison in brackets."""
+def lead(variants: Sequence[VariantVerdict], adopt_if_pct: float) -> str:
+    """Return the decisions on all variants in one sentence, with obstacles to a comparison in brackets.
+
+    `adopt_if_pct` is the gain from which the rule adopts.
+    """
     finished = [v for v in variants if v.verdict not in NO_ANSWER]
-    arms = {decision: [_named(v) for v in finished if v.decision is decision] for decision in LEADS}
+    arms = {decision: [_named(v, adopt_if_pct) for v in finished if v.decision is decision] for decision in LEADS}
     clauses = [_clause(decision, names) for decision, names in arms.items() if names]
     open_ones = [v for v in finished if v.decision is Decision.INCONCLUSIVE]
     lacking = {missing(v) if v.cause is Cause.MISSING else "" for v in open_ones}
@@ -106,15 +112,35 @@ def _clause(decision: Decision, arms: list[str]) -> str:
     return LEADS[decision].format(f"{one_of}{wording.listed(arms)}")
 
 
-def _named(variant: VariantVerdict) -> str:
+def _named(variant: VariantVerdict, adopt_if_pct: float) -> str:
     if variant.no_baseline is not None:
         return f"{variant.arm} (the baseline {variant.no_baseline})"
     if variant.cause is Cause.OTHER_WORK:
         return f"{variant.arm} ({Cause.OTHER_WORK}: {variant.other_work})"
     usable = variant.decision in (Decision.ADOPT, Decision.SAME)
     where = None if variant.nodes is None else variant.nodes.in_words()
-    limits = "; ".join(filter(None, (where, confound(variant)))) if usable else ""
-    return f"{variant.arm} ({limits})" if limits else variant.arm
+    limits = (where, confound(variant)) if usable else _rejected_because(variant, adopt_if_pct)
+    text = "; ".join(filter(None, limits))
+    return f"{variant.arm} ({text})" if text else variant.arm
+
+
+def improvement_pct(variant: VariantVerdict) -> float:
+    """Return the effect in percent, positive for an improvement, the least over the seeds; -inf without one."""
+    if variant.exact is not None and variant.exact.seeds:
+        return min(variant.exact.gains_pct)
+    return -math.inf if variant.primary is None else gain_pct(variant.primary)
+
+
+def _rejected_because(variant: VariantVerdict, adopt_if_pct: float) -> Iterator[str]:
+    """Yield why a variant is rejected that is not worse: broken requirements, or a gain that is too small."""
+    if variant.decision is not Decision.REJECT or variant.measured is VerdictWord.WORSE:
+        return
+    broken = [one for one in variant.requirements if not one.passed and not one.undecided]
+    yield from (f"{wording.metric(one.metric)} {one.rule} is not met" for one in broken)
+    gain = improvement_pct(variant)
+    if not broken and variant.measured is VerdictWord.BETTER and gain < adopt_if_pct:
+        least = wording.plain_percent(adopt_if_pct)
+        yield f"better by {wording.size_percent(gain)}, below the {least} from which the rule adopts"
 
 
 def signers(verdict: Verdict) -> Iterator[str]:
@@ -168,14 +194,15 @@ def missing(variant: VariantVerdict) -> str:
 
 
 def confound(variant: VariantVerdict) -> str | None:
-    """Say that a variant is another numerical model, and whether losses were compared; None if it is not."""
+    """Say how a variant trains differently, and whether losses were compared; None if it does not."""
     if variant.other_model is None:
         return None
-    losses = "" if _losses_compared(variant) else ", losses not compared"
-    return f"another numerical model: {variant.other_model}{losses}"
+    losses = "" if losses_compared(variant) else f", {NOT_COMPARED}"
+    return f"trains differently: {variant.other_model}{losses}"
 
 
-def _losses_compared(variant: VariantVerdict) -> bool:
+def losses_compared(variant: VariantVerdict) -> bool:
+    """Return whether the rule asks for a loss of this variant."""
     decided = {one.metric for one in (variant.primary, variant.exact) if one is not None}
     required = {result.metric for result in variant.requirements if result.compared}
     return variant.cause is Cause.TARGET or not (decided | required).isdisjoint(SEED_METRICS)
@@ -355,7 +382,7 @@ def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
         yield "The peak is the same to the byte: memory that its gates change is not in use at the peak."
     model = None if variant.verdict in WITHOUT_STATISTICS else confound(variant)
     if model is not None and variant.cause is not Cause.OTHER_WORK:
-        bound = "" if _losses_compared(variant) else " To let a loss decide too, require it: not_worse_by."
+        bound = "" if losses_compared(variant) else " To let a loss decide too, require it: not_worse_by."
         yield f"{wording.capitalised(model)}.{bound}"
     if variant.costs is not None:
         yield f"Its training took, against the baseline's: {', '.join(variant.costs.in_words())}."

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ablate.experiments.analysis.answer import gain_pct
 from ablate.experiments.analysis.verdicts import NOT_OBSERVED, Cause, VariantVerdict, Verdict
-from ablate.experiments.design.metrics import METRICS, TARGET_METRICS, WINDOW_METRICS
+from ablate.experiments.design.metrics import LOSS_METRICS, METRICS, TARGET_METRICS, WINDOW_METRICS
 from ablate.experiments.outcomes import Decision, VerdictWord
 from ablate.experiments.reporting import sentences, verdict_cells, wording
 from ablate.experiments.reporting.kernel_tables import kernels_table, launches_table
 from ablate.experiments.reporting.outlook import outlook
+from ablate.experiments.reporting.sentences import improvement_pct
 from ablate.experiments.reporting.table import Cell, Table, numbers, row, texts
 
 
@@ -166,22 +166,19 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
 
 
 def _lead(verdict: Verdict, judged: Sequence[VariantVerdict]) -> Iterator[str]:
-    yield sentences.of_noise(verdict) or sentences.without_baseline(verdict) or sentences.lead(judged)
+    yield sentences.of_noise(verdict) or sentences.without_baseline(verdict) or _decisions(verdict, judged)
     if verdict.largest_micro_batch is not None:
         yield sentences.of_largest_micro_batch(verdict, verdict.largest_micro_batch)
+
+
+def _decisions(verdict: Verdict, judged: Sequence[VariantVerdict]) -> str:
+    return sentences.lead(judged, verdict.rule["primary"]["adopt_if_pct"])
 
 
 def _place(variant: VariantVerdict) -> tuple[bool, float]:
     """Return the sort key of a variant, best highest; variants with other work come after comparable ones."""
     gain = improvement_pct(variant)
     return variant.other_work is None and gain > -math.inf, gain
-
-
-def improvement_pct(variant: VariantVerdict) -> float:
-    """Return the effect in percent, positive for an improvement, the least over the seeds; -inf without one."""
-    if variant.exact is not None and variant.exact.seeds:
-        return min(variant.exact.gains_pct)
-    return -math.inf if variant.primary is None else gain_pct(variant.primary)
 
 
 def is_exact(verdict: Verdict) -> bool:
@@ -207,8 +204,22 @@ def contradictions(verdict: Verdict) -> Iterator[str]:
     yield from dict.fromkeys(text for variant in verdict.variants for text in variant.contradictions)
 
 
+def without_effect(verdict: Verdict) -> Iterator[str]:
+    """Yield the variants that equal the baseline in every block, although their settings differ."""
+    if verdict.own_noise is not None:
+        return
+    metric, base = verdict.rule["primary"]["metric"], verdict.arms[verdict.baseline]
+    for variant in verdict.variants:
+        own, primary = verdict.arms[variant.arm], variant.primary
+        losses_equal = all(getattr(own, loss) == getattr(base, loss) for loss in LOSS_METRICS)
+        if primary is not None and losses_equal and not any(primary.differences_pct):
+            same = f"{wording.metric(metric)} is identical to the baseline's in every block"
+            yield f"{variant.arm}: {same}; perhaps the change has no effect"
+
+
 def _caveats(verdict: Verdict) -> Iterator[str]:
     yield from contradictions(verdict)
+    yield from without_effect(verdict)
     if speed_unjudged(verdict):
         yield SPEED_UNJUDGED
     if is_exact(verdict):

@@ -118,6 +118,10 @@ class AblationView:
         """The answer in one sentence, or the state of the ablation."""
         return WITHOUT_VERDICT[self.state] if self.answer is None else self.answer.lead
 
+    def with_loss_unit(self, label: str) -> str:
+        """Return the label of a loss with its unit; nobody knows that of a program's loss."""
+        return label if self.plan.baseline.config.own_process else f"{label}, nats"
+
     @property
     def waiting(self) -> str:
         """Why there is no answer yet, and how many blocks have receipts."""

@@ -107,8 +107,18 @@ SPACE = "\N{NO-BREAK SPACE}"
 NOTHING = "\N{EN DASH}"
 """Placeholder for a missing value."""
 _HYPHEN_MINUS = re.compile(r"(?<![\w-])-(?=\d)")
+_FAILURES = {
+    "user_error": "error of the program",
+    "infra_node": "fault of the node",
+    "infra_control": "fault of the service",
+}
 _UNITS = ((172_800, 86_400, "days"), (5_400, 3600, "h"), (100, 60, "min"))
 """(least seconds, seconds per unit, name of the unit), largest unit first."""
+
+
+def failure(name: str) -> str:
+    """Return a failure class or an outcome in words."""
+    return _FAILURES.get(name, name.replace("_", " "))
 
 
 def metric(name: str) -> str:
@@ -184,9 +194,11 @@ def bytes_change(num_bytes: int) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Format a duration as ms, s or min."""
+    """Format a duration as µs, ms, s or min."""
     if value is None or not math.isfinite(value):
         return NOTHING if value is None else str(value)
+    if 0 < value < 1e-3:
+        return f"{1e6 * value:.1f}{SPACE}µs"
     if value < 1:
         return f"{1000 * value:.1f}{SPACE}ms"
     return f"{value:.2f}{SPACE}s" if value < 120 else f"{value / 60:,.1f}{SPACE}min"

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
-from pydantic import ValidationError
 from sqlalchemy import Connection, Row
 
 from ablate.experiments.analysis.proposals import NOTE
 from ablate.experiments.block_numbers import block_list, block_name
-from ablate.experiments.design.arms import Arm
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.errors import SpecError
 from ablate.experiments.outcomes import BASELINE, VARIANT
 from ablate.experiments.reporting import wording
-from ablate.experiments.reporting.changes import ChangedArm, changed_arms
+from ablate.experiments.reporting.changes import ChangedArm, changes_in_plan
 from ablate.experiments.reporting.step_traces import chrome_trace
 from ablate.model.measurements import StepTrace
 from ablate.service.errors import NotFound
@@ -33,12 +31,15 @@ from ablate.service.store.ablations.ablations import last_event
 from ablate.service.store.ablations.sessions import session_of
 from ablate.service.store.files import logs
 from ablate.service.store.nodes import nodes
+from ablate.service.store.questions.circumstances import other_askings
+from ablate.service.store.tables import rfc3339
 from ablate.service.web.answers import ShortAnswer, read_answer
 from ablate.service.web.code_changes import CodeChange, code_changes
 from ablate.service.web.grid import Grid, read_grid
 from ablate.service.web.live_curves import LivePicture, live_curves
 
 MOST_LIVE = 6
+MOST_ASKINGS = 20
 MOST_FAILURES = 10
 MOST_UNMEASURED = 60
 """Trials without a measurement that are read; those of one arm with one reason become one failure."""
@@ -64,7 +65,7 @@ class Failure:
     what: str
     """Arm and block."""
     kind: str
-    """Failure class or outcome."""
+    """Failure class or outcome, in words."""
     reason: str
     log: str
     """The end of its log; empty where there is none."""
@@ -83,8 +84,10 @@ class LivePart:
     curves: tuple[LivePicture, ...]
     """None once the ablation is over: the report has the curves then."""
     failures: tuple[Failure, ...]
-    failed: int
-    """Number of broken attempts and trials without a measurement, shown or not."""
+    broken: int
+    """Number of broken attempts, shown or not."""
+    unmeasured: int
+    """Number of trials without a measurement, shown or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +97,19 @@ class GateAsked:
     gate: str
     history: str
     """Address of its history page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherAsking:
+    """Another ablation that asked a question of this one."""
+
+    ablation: str
+    name: str
+    answer: str
+    """Its answer, or its state."""
+    when: str
+    """RFC 3339: when it asked."""
+    is_later: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +124,8 @@ class AblationPage:
     code: tuple[CodeChange, ...]
     """Changed lines of sent code."""
     gates: tuple[GateAsked, ...]
+    askings: tuple[OtherAsking, ...]
+    """Other askings of the same questions, oldest first."""
     answer: ShortAnswer | None
     report: Markup | None
     """The answer in the report; None before it is written."""
@@ -125,15 +143,17 @@ def ablation_page(
     connection: Connection, settings: ServiceSettings, ablation_id: str, principal: Principal
 ) -> AblationPage:
     """Read an ablation's page. Raises NotFound."""
-    arms = _arms(connection, ablation_id)
+    plan = _plan(connection, ablation_id)
+    arms = json.loads(plan)["arms"]
     report, evidence = _report_of(connection, ablation_id)
     live = _live_part(connection, settings, ablation_id, arms)
     return AblationPage(
         live=live,
-        changed=_changed(arms),
+        changed=tuple(changes_in_plan(plan).values()),
         note=live.row.labels.get(NOTE, ""),
         code=code_changes(connection, arms, principal),
         gates=_gates_asked(connection, ablation_id, arms),
+        askings=_other_askings(connection, ablation_id),
         answer=_answer_of(connection, ablation_id),
         report=report,
         evidence=evidence,
@@ -145,12 +165,11 @@ def ablation_page(
 
 def live_part(connection: Connection, settings: ServiceSettings, ablation_id: str) -> LivePart:
     """Read the part that changes while an ablation runs. Raises NotFound."""
-    return _live_part(connection, settings, ablation_id, _arms(connection, ablation_id))
+    return _live_part(connection, settings, ablation_id, json.loads(_plan(connection, ablation_id))["arms"])
 
 
-def _arms(connection: Connection, ablation_id: str) -> list[dict[str, Any]]:
-    """Return the arms of the plan."""
-    return list(json.loads(ablations.get_document(connection, ablation_id, "plan").document)["arms"])
+def _plan(connection: Connection, ablation_id: str) -> str:
+    return str(ablations.get_document(connection, ablation_id, "plan").document)
 
 
 def _live_part(
@@ -171,7 +190,8 @@ def _live_part(
         trials=tuple(map(_live, nodes.running_trials(connection, ablation_id, limit=MOST_LIVE))),
         curves=() if row.state in OVER else live_curves(connection, ablation_id, names),
         failures=(*(_broken(connection, one) for one in broken), *_unmeasured(connection, unmeasured)),
-        failed=ablations.count_breaks(connection, ablation_id) + num_unmeasured,
+        broken=ablations.count_breaks(connection, ablation_id),
+        unmeasured=num_unmeasured,
     )
 
 
@@ -194,7 +214,7 @@ def _broken(connection: Connection, row: Row[Any]) -> Failure:
     where = f"{block_name(row.block_index)}, attempt {row.number} on {row.node}"
     return Failure(
         what=f"{row.arm}, {where}" if row.arm else where,
-        kind=row.failure_class,
+        kind=wording.failure(row.failure_class),
         reason=row.message,
         log=logs.tail_of_break(connection, row),
     )
@@ -210,7 +230,7 @@ def _unmeasured(connection: Connection, rows: Sequence[Row[Any]]) -> Iterator[Fa
         where = block_list(sorted(row.block_index for row in own))
         blocks = f"block {where}{_attempt(own[0].attempt_number)}" if len(own) == 1 else f"blocks {where}"
         log = logs.tail(connection, own[0].id, own[0].attempt_id)
-        yield Failure(what=f"{arm}, {blocks}", kind=outcome, reason=reason, log=log)
+        yield Failure(what=f"{arm}, {blocks}", kind=wording.failure(outcome), reason=reason, log=log)
 
 
 def _attempt(number: int) -> str:
@@ -229,6 +249,20 @@ def _gates_asked(connection: Connection, ablation_id: str, arms: list[dict[str, 
         return ()
     names = sorted({gate for gates in changed_gates(arms).values() for gate in gates})
     return tuple(GateAsked(gate=gate, history=below(f"/history/{recipe}/{gate}")) for gate in names)
+
+
+def _other_askings(connection: Connection, ablation_id: str) -> tuple[OtherAsking, ...]:
+    """Return the newest other askings of the questions of an ablation."""
+    return tuple(
+        OtherAsking(
+            ablation=other.id,
+            name=other.name,
+            answer=other.answer or str(other.state),
+            when=rfc3339(other.moment),
+            is_later=other.is_later,
+        )
+        for other in other_askings(connection, ablation_id)[-MOST_ASKINGS:]
+    )
 
 
 def changed_gates(arms: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, Any]]]:
@@ -272,11 +306,3 @@ def _report_of(connection: Connection, ablation_id: str) -> tuple[Markup | None,
         return None, None
     answer, _end, rest = match[1].partition(_ANSWER_ENDS)
     return Markup(answer), Markup(rest)  # noqa: S704  # rendered and escaped by our own template
-
-
-def _changed(arms: list[dict[str, Any]]) -> tuple[ChangedArm, ...]:
-    """Return the variants of a plan with their changes; none if this version cannot read its arms."""
-    try:
-        return tuple(changed_arms([Arm.model_validate(arm) for arm in arms]))
-    except ValidationError:
-        return ()

@@ -54,7 +54,7 @@ def history_page(connection: Connection, recipe: str, gate: str) -> HistoryPage:
         gate=gate,
         question=gates[gate],
         answers=_answers(gate, judged),
-        baselines=tuple(_baseline(one) for one in series),
+        baselines=tuple(map(_baseline, series)),
         others=tuple(name for name in gates if name != gate),
     )
 
@@ -92,7 +92,7 @@ def _shown(value: Any) -> str:
 
 
 def _baseline(series: HistorySeries) -> Table:
-    """Return the table of a baseline over time, newest first."""
+    """Return the table of a baseline over time, newest first, named by the newest ablation that measured it."""
     changes = {change.ablation: change for change in series.changes}
     anchor, unit = series.points[0].value, METRICS[series.metric].unit
     points = series.points[-MOST_POINTS:][::-1]
@@ -110,7 +110,7 @@ def _baseline(series: HistorySeries) -> Table:
     )
     left_out = len(series.points) - len(points)
     return Table(
-        title=f"The baseline on {series.device}",
+        title=f"The baseline of {series.points[-1].name} on {series.device}",
         columns=(
             *texts("ablation"),
             *numbers(f"{METRICS[series.metric].label}, {unit}", "to the oldest", "trials"),

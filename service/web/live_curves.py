@@ -92,7 +92,7 @@ class Quantity(NamedTuple):
 
 
 QUANTITIES = (
-    Quantity("loss", "training loss, nats", "loss"),
+    Quantity("loss", "training loss", "loss"),
     Quantity("speed", "throughput, tokens/s", "tokens_per_s"),
 )
 

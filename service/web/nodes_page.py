@@ -46,7 +46,9 @@ def node_lines(
 def _load(node: NodePublic, others: float | None) -> str:
     busy = len(node.devices) - node.devices_free
     text = f"{busy:,} of {wording.counted(len(node.devices), 'device')} busy"
-    return text if others is None else f"{text}, others took {wording.plain_percent(100 * others)} of its last trial"
+    if others is None:
+        return text
+    return f"{text}; other processes took {wording.plain_percent(100 * others)} of the CPU time of its last trial"
 
 
 def nodes_page(nodes: Sequence[NodePublic]) -> tuple[ClassPage, ...]:

@@ -12,7 +12,7 @@ from ablate.experiments.analysis.proposals import NOTE
 from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.spec import MIN_BLOCKS
 from ablate.experiments.outcomes import AblationState
-from ablate.experiments.reporting.changes import ChangedArm, changes_in_spec
+from ablate.experiments.reporting.changes import ChangedArm, changes_in_plan
 from ablate.experiments.reporting.pages.first_screen import LONGEST_CHANGE
 from ablate.experiments.reporting.wording import duration, metric, shorten
 from ablate.service.http.links import below
@@ -131,8 +131,7 @@ def _lines(connection: Connection, settings: ServiceSettings, shown: str, words:
     wanted = ablations.Wanted(states=states, words=words, answer=answer)
     rows = ablations.list_ablations(connection, wanted, before=None, limit=ROWS_AMONG)
     newest = sorted(rows, key=lambda row: row.finished_at or row.created_at, reverse=True)[:MOST_ROWS]
-    texts = ablations.spec_texts(connection, [row.id for row in newest])
-    return tuple(_line(connection, row, *texts[row.id]) for row in public(connection, newest, settings))
+    return tuple(_line(connection, row) for row in public(connection, newest, settings))
 
 
 def _some(
@@ -176,10 +175,10 @@ def _calibration(one: CalibrationPublic) -> str:
     return words if one.problem is None else f"{words}, no longer valid: {one.problem}"
 
 
-def _line(connection: Connection, row: AblationPublic, spec: str, content_type: str) -> AblationLine:
+def _line(connection: Connection, row: AblationPublic) -> AblationLine:
     document = ablations.get_document(connection, row.id, "verdict").document
     answer = None if document is None else read_answer(document)
-    changes = changes_in_spec(spec, content_type)
+    changes = changes_in_plan(ablations.get_document(connection, row.id, "plan").document)
     answers = {one.arm: one for one in answer.variants} if answer else {}
     names = list(answers or changes)
     return AblationLine(

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
+from ablate.service.errors import NotFound
 from ablate.service.http import links
 from ablate.service.http.deps import AblationId, ServicesDep
 from ablate.service.http.event_streams import streams_of
@@ -15,7 +16,7 @@ from ablate.service.routes.nodes import nodes_public
 from ablate.service.routes.sessions import SessionName
 from ablate.service.store.ablations import names
 from ablate.service.store.ablations.ablations import last_event
-from ablate.service.store.ablations.results import latest_experiment
+from ablate.service.store.ablations.results import latest_experiment, read_report
 from ablate.service.store.nodes import nodes
 from ablate.service.web.ablation_page import ablation_page, live_part, trace_of
 from ablate.service.web.compare_page import compare_page
@@ -108,6 +109,19 @@ def get_trace(
         text = trace_of(connection, ablation_id, arm)
     headers = {"Content-Disposition": f'attachment; filename="{arm}.trace.json"', "Cache-Control": "no-store"}
     return compressed(request, text.encode(), "application/json", {**headers, "Vary": "Accept-Encoding, Cookie"})
+
+
+@router.get("/a/{ablation_id}/report.html")
+def get_report_file(
+    request: Request, ablation_id: AblationId, services: ServicesDep, visitor: ReadingVisitor
+) -> Response:
+    """Return the report as one file to keep or to send."""
+    with services.store.read() as connection:
+        document = read_report(connection, ablation_id)
+    if document is None:
+        raise NotFound(f"ablation {ablation_id} has no report yet")
+    headers = {"Content-Disposition": f'attachment; filename="{ablation_id}.html"', "Cache-Control": "no-store"}
+    return compressed(request, document.encode(), "text/html", {**headers, "Vary": "Accept-Encoding, Cookie"})
 
 
 @router.get("/a/{ablation_id}/events", response_class=Response)

@@ -140,9 +140,9 @@ def test_the_first_page_says_what_waits_and_why_who_works_and_what_was_answered(
     answers = plain(page.locator("#answers").inner_text())
     assert "? inconclusive faster by 5.75 %" in answers
     assert "■ oom 6 of 6 trials ran out of memory" in answers
-    assert "psiv_cache true" in answers
+    assert "psiv_cache false \N{RIGHTWARDS ARROW} true" in answers
     assert "chunk_size 16 → 32" in answers
-    assert page.locator("#answers thead th").all_inner_texts() == ["question", "change", "word", "when"]
+    assert page.locator("#answers thead th").all_inner_texts() == ["question", "change", "answer", "when"]
     page.get_by_label("Search").fill("TRAINS fastest")
     page.get_by_role("button", name="Filter").click()
     page.wait_for_url("**/?show=all&q=TRAINS+fastest")
@@ -237,7 +237,7 @@ def test_nodes_are_compared_with_reasons_and_versions(api: Api, world: WebWorld,
     page = visit()
     page.get_by_role("link", name="Nodes", exact=True).click()
     busy = plain(page.locator("#nodes").inner_text())
-    assert "Load: 1 of 64 devices busy, others took 2 % of its last trial" in busy
+    assert "Load: 1 of 64 devices busy; other processes took 2 % of the CPU time of its last trial" in busy
     assert "Runs loss-chunks, block 2" in busy
     results = page.get_by_role("region", name="Lanes and back ends on h100")
     rows = [row.inner_text().split("\t") for row in results.get_by_role("row").all()]

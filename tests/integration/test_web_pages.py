@@ -238,9 +238,28 @@ def test_the_first_page_filters_and_searches_its_table(api: Api) -> None:
             f'href="/a/{made}"' in person.get(f"/?{query}").text.partition('id="answers"')[2].partition('id="queue"')[0]
         )
 
-    words = ["q=50%25_FASTER", "q=fast-one", "q=bold", "show=all", "show=inconclusive", "q=psiv-on", "show=all&q="]
+    words = [
+        "q=50%25_FASTER",
+        "q=fast-one",
+        "q=bold",
+        "q=IDEA+one+50%25_+is",
+        "q=%20bold%20%20idea%20",
+        "show=all",
+        "show=inconclusive",
+        "q=psiv-on",
+        "show=all&q=",
+    ]
     assert [query for query in words if not found(query)] == []
-    others = ["q=50%25-", "q=slow", "show=better", "show=failed", "show=running", "show=inconclusive&q=slow"]
+    others = [
+        "q=50%25-",
+        "q=slow",
+        "q=bold+slow",
+        "q=bold+%25%25",
+        "show=better",
+        "show=failed",
+        "show=running",
+        "show=inconclusive&q=slow",
+    ]
     assert [query for query in others if found(query)] == []
     assert person.get("/?show=everything").status_code == 422
     assert "?show=inconclusive&amp;q=bold%20idea" in person.get("/?show=inconclusive&q=bold%20idea").text, "live, too"
@@ -302,3 +321,59 @@ def test_a_session_shows_the_change_and_the_note_of_each_proposal(api: Api) -> N
     assert "discard " in row
     assert "same" in row
     assert " ago" in row
+
+
+def test_askings_of_one_question_name_each_other_and_other_questions_do_not(api: Api) -> None:
+    node, person = api.register("asks"), Person.signed_in(api)
+    spec = {"variants": {"chunk-64": {"gates": {"chunk_size": 64}}}, "limits": {"priority": 100}}
+    other = {**spec, "ablation": "asks-else", "variants": {"chunk-128": {"gates": {"chunk_size": 128}}}}
+    made = []
+    for own in ({**spec, "ablation": "asks-first"}, {**spec, "ablation": "asks-again"}, other):
+        made.append(api.submit(**own)["id"])
+        for _ in range(6):
+            web_world.report(api, api.claimed(node), node, **own)
+        web_world.settle(api)
+    waiting = api.submit(**{**spec, "ablation": "asks-cancelled"})["id"]
+    assert api.client.post(f"/v1/ablations/{waiting}:cancel", headers=api.admin).status_code < 300
+    first, again, apart = (person.get(f"/a/{one}").text.partition('class="askings"')[2][:600] for one in made)
+    answer = html.unescape(api.get(f"/v1/ablations/{made[0]}").json()["answer"])
+    assert f'<a href="/a/{made[1]}">asks-again</a> (later, ' in first
+    assert f'<a href="/a/{made[0]}">asks-first</a> (earlier, ' in again
+    assert answer in html.unescape(again)
+    assert "asks-cancelled" not in first + again, "nobody saw a result"
+    assert (apart, "asks-else" in first + again) == ("", False)
+
+
+def test_the_report_is_one_file_to_take_along(api: Api) -> None:
+    node, person = api.register("keeps"), Person.signed_in(api)
+    spec = {"ablation": "kept", "limits": {"priority": 100}}
+    made = api.submit(**spec)["id"]
+    assert "report.html" not in person.get(f"/a/{made}").text
+    assert person.get(f"/a/{made}/report.html").status_code == 404
+    for _ in range(6):
+        web_world.report(api, api.claimed(node), node, **spec)
+    web_world.settle(api)
+    assert f'<a href="/a/{made}/report.html" download>' in person.get(f"/a/{made}").text
+    file = person.get(f"/a/{made}/report.html")
+    assert file.headers["Content-Disposition"] == f'attachment; filename="{made}.html"'
+    assert file.text == api.get(f"/v1/ablations/{made}/report").text
+    assert Person(api).get(f"/a/{made}/report.html").status_code in {303, 401, 403}
+
+
+def test_the_table_shows_the_value_before_a_change_and_what_waits(api: Api) -> None:
+    for one in api.get("/v1/nodes").json()["items"]:
+        web_world.act(api, one["name"], "drain")
+    spec = {"ablation": "before-and-after", "limits": {"priority": 100}}
+    person, node, made = Person.signed_in(api), api.register("waits"), api.submit(**spec)["id"]
+
+    def state() -> str:
+        row = person.get("/?q=after+before").text.partition(f'href="/a/{made}"')[2].partition("</tbody>")[0]
+        return re.findall(r'class="badge [a-z]+">(\w+)<', row)[0]
+
+    assert state() == "queued"
+    block = api.claimed(node)
+    assert state() == "running"
+    web_world.report(api, block, node, **spec)
+    assert state() == "waiting", "no block of it runs now"
+    row = person.get("/?q=before-and-after").text
+    assert "psiv_cache false \N{RIGHTWARDS ARROW} true" in row, "its spec leaves the value before to the recipe"

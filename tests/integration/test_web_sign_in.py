@@ -39,7 +39,7 @@ def test_nobody_sees_or_does_anything_without_a_session(api: Api) -> None:
         for route in part.router.routes
         for method in route.methods
     ]
-    assert len(asked) == 19
+    assert len(asked) == 20
     strangers = ({}, {"Cookie": f"{COOKIE}=guessed"}, bearer(ADMIN), {"Cookie": f"{COOKIE}={ADMIN}"})
     for method, path in asked:
         for headers in strangers:

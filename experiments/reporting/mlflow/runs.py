@@ -20,9 +20,9 @@ from ablate.experiments.reporting.mlflow import content, views
 from ablate.experiments.reporting.mlflow.content import RunContent
 from ablate.experiments.reporting.mlflow.parent import OPEN, STATUS
 from ablate.experiments.reporting.pictures import drawing, registry
-from ablate.experiments.reporting.sentences import WITHOUT_STATISTICS
+from ablate.experiments.reporting.sentences import WITHOUT_STATISTICS, improvement_pct
 from ablate.experiments.reporting.step_traces import TRACE_FILE, chrome_trace, traces
-from ablate.experiments.reporting.verdict_layout import VariantLayout, improvement_pct
+from ablate.experiments.reporting.verdict_layout import VariantLayout
 from ablate.experiments.reporting.view import AblationView, TrialView
 from ablate.model.measurements import GIB, Step
 

@@ -125,9 +125,9 @@ ARM_ROWS: dict[str, Callable[[ArmSummary], str]] = {
     "step time": lambda arm: wording.seconds(arm.step_s),
     "model TFLOP/s, attention over whole rows (PaLM)": lambda arm: wording.number(arm.model_tflops_per_s),
     "utilisation by useful FLOPs": lambda arm: _utilisation(arm.utilisation),
-    "loss of step 1, nats": lambda arm: wording.fixed(arm.loss_step1),
-    "final training loss, nats": lambda arm: wording.fixed(arm.loss_final),
-    "validation loss, nats": lambda arm: wording.fixed(arm.loss_val),
+    "loss of step 1": lambda arm: wording.fixed(arm.loss_step1),
+    "final training loss": lambda arm: wording.fixed(arm.loss_final),
+    "validation loss": lambda arm: wording.fixed(arm.loss_val),
     "compile time": lambda arm: wording.seconds(arm.compile_s or None),
     "slow timed steps, all counted": lambda arm: (
         f"{arm.outlier_steps:,}" if Outcome.MEASURED in arm.outcomes else wording.NOTHING
@@ -146,7 +146,11 @@ def arms_table(view: AblationView) -> Table:
     return Table(
         title="Arms",
         columns=(*texts("mean over measured trials"), *numbers(*names)),
-        rows=tuple(row(heading, *cells) for heading, cells in rows if {*cells} != {wording.NOTHING})
+        rows=tuple(
+            row(view.with_loss_unit(heading) if "loss" in heading else heading, *cells)
+            for heading, cells in rows
+            if {*cells} != {wording.NOTHING}
+        )
         if view.whole_blocks.blocks
         else (),
         note="Over the blocks that count for the arm: those with its own receipt and the baseline's. No mean if a "

@@ -14,7 +14,13 @@ from ablate.experiments.outcomes import Outcome, VerdictWord
 from ablate.experiments.records.receipts import Receipt, read_named
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.changes import ChangedArm, changed_arms
-from ablate.experiments.reporting.sentences import WITHOUT_STATISTICS, missing, origin_problems
+from ablate.experiments.reporting.sentences import (
+    NOT_COMPARED,
+    WITHOUT_STATISTICS,
+    losses_compared,
+    missing,
+    origin_problems,
+)
 from ablate.experiments.reporting.table import Cell, Table, numbers, row, texts
 from ablate.experiments.reporting.verdict_layout import (
     VariantLayout,
@@ -23,6 +29,7 @@ from ablate.experiments.reporting.verdict_layout import (
     is_exact,
     speed_unjudged,
     uncalibrated,
+    without_effect,
 )
 from ablate.experiments.reporting.view import AblationView
 from ablate.model.measurements import Metric
@@ -114,8 +121,8 @@ def headline(verdict: Verdict, variant: VariantVerdict) -> str:
     result = _result(verdict, variant)
     if variant.cause is Cause.OTHER_WORK:
         return f"{result}, not comparable: {variant.other_work}"
-    plain = variant.other_model is None or variant.verdict in WITHOUT_STATISTICS
-    return result if plain else f"{result}; another numerical model: {variant.other_model}"
+    plain = variant.other_model is None or variant.verdict in WITHOUT_STATISTICS or losses_compared(variant)
+    return result if plain else f"{result}; {NOT_COMPARED}"
 
 
 def _result(verdict: Verdict, variant: VariantVerdict) -> str:
@@ -188,6 +195,7 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     admission, attempts, family = circumstances.admission, circumstances.attempts, circumstances.family
     yield from () if view.answer is None else view.answer.outlook
     yield from (f"{wording.capitalised(text)}." for text in contradictions(verdict))
+    yield from (f"{text}." for text in without_effect(verdict))
     yield from (f"{problem}." for problem in origin_problems(verdict))
     if nodes := wording.caveat(verdict):
         yield nodes
@@ -198,7 +206,8 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
         counts = _counts(str(attempt.failure_class) for attempt in attempts)
         yield f"{wording.counted(len(attempts), 'broken attempt')}: {counts}."
     if family.number > 1 and not is_exact(verdict) and "session" not in verdict.rule["comparison"]:
-        yield f"Asking {family.number} of this question, at a share of the significance level."
+        times = wording.counted(len(family.earlier), "earlier ablation")
+        yield f"{times} asked this question. Repeats find luck in the end, so this one had to pass a stricter test."
     ends = [str(r.outcome) for r in view.receipts if r.outcome is not Outcome.MEASURED]
     if ends:
         yield f"{len(ends)} of {wording.counted(len(view.receipts), 'trial')} gave no measurement: {_counts(ends)}."
@@ -207,7 +216,7 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
 
 
 def _counts(names: Iterable[str]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in Counter(names).items())
+    return ", ".join(f"{count} {wording.failure(name)}" for name, count in Counter(names).items())
 
 
 def _load(view: AblationView, verdict: Verdict) -> Iterator[str]:

@@ -145,9 +145,13 @@ def _evidence(verdict: Verdict) -> tuple[tuple[str, Table, str], ...]:
     mended = f" To calibrate: {admission.mended_by}." if admission.mended_by else ""
     refused = admission.refused_because
     lacking = f"Uncalibrated: {refused}.{mended}" if refused else "Calibrated."
-    exact = "The deciding metric is exact: values decide, not statistics, so no calibration is needed."
-    calibrations = circumstance_tables.calibrations_table(circumstances), exact if is_exact(verdict) else lacking
-    attempts = circumstance_tables.attempts_table(circumstances), "Every attempt at a block counted."
+    if is_exact(verdict):
+        lacking = "The deciding metric is exact: values decide, not statistics, so no calibration is needed."
+    elif over_seeds(verdict):
+        lacking = "The seeds show the noise, so no calibration is needed."
+    calibrations = circumstance_tables.calibrations_table(circumstances), lacking
+    unbroken = "No attempt at a block broke. A trial that fails in its block is a result of its arm."
+    attempts = circumstance_tables.attempts_table(circumstances), unbroken
     family = circumstance_tables.family_table(circumstances), _first_asking(circumstances)
     return (CALIBRATIONS, *calibrations), (ATTEMPTS, *attempts), (FAMILY, *family)
 
@@ -155,7 +159,7 @@ def _evidence(verdict: Verdict) -> tuple[tuple[str, Table, str], ...]:
 def _first_asking(circumstances: Circumstances) -> str:
     if circumstances.family.question_digest is None:
         return "Only a service counts how often a question is asked."
-    return "The service has not been asked this question before."
+    return "No earlier ablation of this service compared the same two arms by this metric on this node class."
 
 
 def _answer_tables(view: AblationView) -> tuple[Table, ...]:

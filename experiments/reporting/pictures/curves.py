@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from ablate.experiments.analysis.arm_summary import measured_trials
 from ablate.experiments.analysis.curves import BandPoint, band_of
 from ablate.experiments.records.receipts import Receipt
+from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.pictures import drawing
 from ablate.experiments.reporting.pictures.drawing import ArmStyle
 from ablate.experiments.reporting.view import AblationView
@@ -37,7 +38,7 @@ def validation_curves(view: AblationView) -> drawing.Picture | None:
         "Top: validation loss of each arm over tokens and over training time, as a mean over its seeds; the band holds "
         "the middle half of the seeds. Bottom: distance from the baseline at equal tokens, seed by seed, which leaves "
         "the luck of a seed out; mean and middle half. Straight lines between validations."
-        + (f" {len(bands) - len(shown)} more arms are not drawn." if len(bands) > len(shown) else "")
+        + (f" Not drawn: {wording.counted(len(bands) - len(shown), 'more arm')}." if len(bands) > len(shown) else "")
     )
 
     def paint(figure: Figure) -> None:
@@ -53,14 +54,14 @@ def validation_curves(view: AblationView) -> drawing.Picture | None:
             unit = _unit(axes, max(read(bands[arm][-1]) for arm in shown), units)
             for arm in shown:
                 _draw(axes, bands[arm], read, styles[arm], unit)
-            axes.set_ylabel("validation loss, nats")
+            axes.set_ylabel(view.with_loss_unit("validation loss"))
         unit = _unit(distance, max(float(bands[arm][-1].tokens) for arm in shown), _TOKENS)
         for arm in shown:
             if arm != baseline:
                 own = drawing.thin(distances(trials[arm], trials[baseline]), MOST_POINTS)
                 _draw(distance, own, lambda point: float(point.tokens), styles[arm], unit)
         distance.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
-        distance.set_ylabel("distance from the baseline, nats")
+        distance.set_ylabel(view.with_loss_unit("distance from the baseline"))
         handles, labels = over_tokens.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=3, handlelength=2.6)
 

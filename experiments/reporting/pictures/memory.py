@@ -82,7 +82,8 @@ def _caption(bars: _Bars) -> str:
         where = "far beyond this scale" if bars.limit_in_view is None else "the line"
         sentences.append(f"The device has {wording.gib(bars.limit_gib * 2**30)}, {where}.")
     if bars.not_drawn:
-        sentences.append(f"{bars.not_drawn} arms without a reading or beyond the first {MOST_BARS} are not drawn.")
+        without = f"without a reading or beyond the first {MOST_BARS}"
+        sentences.append(f"Not drawn: {wording.counted(bars.not_drawn, 'arm')} {without}.")
     return " ".join(sentences)
 
 

@@ -160,7 +160,7 @@ def losses(view: AblationView) -> drawing.Picture | None:
             else "No seed was repeated, so there is no envelope of repeats. "
         )
         + "A loss inside the envelope is no evidence of a change. A lower loss after so few steps is not a benefit."
-        + (f" {len(arms) - len(shown)} more arms are not drawn." if len(arms) > len(shown) else "")
+        + (f" Not drawn: {wording.counted(len(arms) - len(shown), 'more arm')}." if len(arms) > len(shown) else "")
     )
 
     def paint(figure: Figure) -> None:
@@ -169,8 +169,8 @@ def losses(view: AblationView) -> drawing.Picture | None:
         styles = drawing.arm_styles([arm.name for arm in view.plan.arms])
         _envelope(right, _repeat_spread(curves[baseline], seeds))
         _paint_curves(left, right, curves, baseline, styles)
-        _loss_frame(left, "loss, nats")
-        _loss_frame(right, "distance from the baseline, nats")
+        _loss_frame(left, view.with_loss_unit("loss"))
+        _loss_frame(right, view.with_loss_unit("distance from the baseline"))
 
     return drawing.draw("losses", "Loss curves", caption, paint)
 

@@ -106,7 +106,7 @@ class Wanted:
     owner: str | None = None
     """Name of the token that submitted or imported it."""
     words: str = ""
-    """Part of its name, its question, its answer or its note, in any case."""
+    """Each is in its name, its question, its answer or its note, in any order and case."""
     answer: str = ""
     """A word of its answer, such as better."""
 
@@ -124,10 +124,10 @@ def list_ablations(connection: Connection, wanted: Wanted, *, before: str | None
         query = query.where(ablations.c.name == wanted.name)
     if wanted.owner is not None:
         query = query.where(ablations.c.submitted_by == wanted.owner)
-    if wanted.words:
-        texts = (ablations.c.name, ablations.c.question, func.coalesce(ablations.c.answer, ""))
-        noted = select(labels.c.ablation_id).where(labels.c.value.icontains(wanted.words, autoescape=True))
-        within = [text.icontains(wanted.words, autoescape=True) for text in texts]
+    texts = (ablations.c.name, ablations.c.question, func.coalesce(ablations.c.answer, ""))
+    for word in wanted.words.split():
+        noted = select(labels.c.ablation_id).where(labels.c.value.icontains(word, autoescape=True))
+        within = [text.icontains(word, autoescape=True) for text in texts]
         query = query.where(or_(*within, ablations.c.id.in_(noted)))
     if wanted.answer:
         query = query.where(ablations.c.answer.contains(f" {wanted.answer}", autoescape=True))

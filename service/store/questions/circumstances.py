@@ -25,6 +25,8 @@ from ablate.service.store.tables import ablations, blocks, questions, registered
 
 _MOMENT = func.coalesce(registered_plans.c.registered_at, ablations.c.created_at).label("moment")
 """When a question was asked: a plan that ran elsewhere counts since its registration."""
+_RAN = or_(ablations.c.started_at.is_not(None), ablations.c.state.not_in(OVER))
+"""Whether somebody could see a result."""
 
 
 def family_of(connection: Connection, ablation_id: str) -> Family:
@@ -41,6 +43,17 @@ def family_if_asked_now(connection: Connection, own_questions: Mapping[str, str]
     """Return the earlier askings for an ablation with these questions, by arm, that is not stored yet."""
     arms = _by_digest((digest, arm) for arm, digest in own_questions.items())
     return _family(connection, arms, before=(math.inf, ""))
+
+
+def other_askings(connection: Connection, ablation_id: str) -> list[Row[Any]]:
+    """Return the other ablations that ran and share a question with this one, later ones included, oldest first."""
+    own = select(questions.c.digest).where(questions.c.ablation_id == ablation_id)
+    alike = select(questions.c.ablation_id).where(questions.c.digest.in_(own))
+    is_later = (_asked_at(connection, ablation_id) < _MOMENT).label("is_later")
+    columns = (ablations.c.id, ablations.c.name, ablations.c.state, ablations.c.answer, _MOMENT, is_later)
+    query: Select[Any] = select(*columns).outerjoin(registered_plans, registered_plans.c.ablation_id == ablations.c.id)
+    query = query.where(ablations.c.id.in_(alike), ablations.c.id != ablation_id, _RAN)
+    return list(connection.execute(query.order_by(_MOMENT, ablations.c.id)))
 
 
 def _by_digest(asked: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
@@ -81,10 +94,9 @@ def _asked_at(connection: Connection, ablation_id: str) -> float:
 
 def _ablations(digests: Collection[str]) -> Select[Any]:
     columns = (ablations.c.id, ablations.c.name, ablations.c.state, ablations.c.verdict, _MOMENT, questions.c.digest)
-    ran = or_(ablations.c.started_at.is_not(None), ablations.c.state.not_in(OVER))
     query: Select[Any] = select(*columns).join(questions, questions.c.ablation_id == ablations.c.id)
     query = query.outerjoin(registered_plans, registered_plans.c.ablation_id == ablations.c.id)
-    return query.where(questions.c.digest.in_(digests), ran)
+    return query.where(questions.c.digest.in_(digests), _RAN)
 
 
 def _only_registered(digests: Collection[str]) -> Select[Any]:

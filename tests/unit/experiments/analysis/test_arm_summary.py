@@ -147,7 +147,7 @@ def test_rates_and_compile_times_that_no_trial_has_are_left_out() -> None:
 
 
 def _parts(view: AblationView) -> dict[str, Any]:
-    return {name: getattr(view, name) for name in ("plan", "whole_blocks", "verdict")}
+    return {name: getattr(view, name) for name in ("plan", "whole_blocks", "verdict", "with_loss_unit")}
 
 
 def test_memory_picture_shows_the_peaks_of_the_summary() -> None:

@@ -110,7 +110,7 @@ def test_losses_that_were_compared_are_not_called_missing() -> None:
     bound = ({"metric": "loss_val", "max_delta": 0.1},)
     laid_out = lay_out(judged({"dtype": "bfloat16"}, "tokens_per_s", require=bound))
     lead = laid_out.lead
-    assert "adopt asked (another numerical model: dtype bfloat16 instead of float32)" in lead.replace("Adopt", "adopt")
+    assert "adopt asked (trains differently: dtype bfloat16 instead of float32)" in lead.replace("Adopt", "adopt")
     line = next(one for one in laid_out.variants if one.arm == "asked")
     assert not [remark for remark in line.remarks if "not_worse_by" in remark], "the spec has it"
     without = next(one for one in lay_out(judged({"dtype": "bfloat16"}, "tokens_per_s")).variants if one.arm == "asked")

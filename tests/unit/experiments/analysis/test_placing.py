@@ -99,6 +99,8 @@ def test_the_text_keeps_its_other_values_and_says_what_was_chosen() -> None:
     text, _type, spec = placed(body, JSON, parse_spec(body, JSON), kinds)
     chosen = "a100-80gb (80.0 GiB, 2 of its nodes take work)"
     assert text.decode().splitlines()[0] == f"# placement: {chosen} of {chosen}, rtx-4090 (1 of its nodes take work)"
+    alone, _type, _spec = placed(body, JSON, parse_spec(body, JSON), kinds[:1])
+    assert alone.decode().splitlines()[0] == f"# placement: {chosen}", "one kind is not chosen of several"
     assert spec.placement.max_foreign_load == 40
     assert parse_spec(body, JSON).digest != spec.digest
 

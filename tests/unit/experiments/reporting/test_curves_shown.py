@@ -80,10 +80,10 @@ def test_the_picture_has_every_arm_both_axes_with_units_and_the_omission() -> No
     for text in ("thousand tokens", "training time, seconds", "validation loss, nats", *(f"v{i}" for i in range(8))):
         assert f">{text}</text>" in picture.svg, text
     assert picture.svg.count("fill-opacity: 0.14") >= 9 + 9 + 8
-    assert "more arms are not drawn" not in picture.caption
+    assert "Not drawn" not in picture.caption
     many = validation_curves(curve_view(6, 6, variants=9)[0])
     assert many is not None
-    assert "1 more arms are not drawn" in many.caption
+    assert "Not drawn: 1 more arm." in many.caption
 
 
 def test_nothing_is_drawn_or_projected_without_a_schedule() -> None:

@@ -150,7 +150,11 @@ def test_any_finite_numbers_of_a_program_are_shown_in_every_medium(seed: int) ->
     receipts = program_receipts(plan, values, more_loss=loss, kernels=kernels, curves=curves)
     view = views.judged_view(spec, plan, receipts)
     assert view.verdict is not None
-    assert "val_bpb" in render(view)
+    page = render(view)
+    assert "val_bpb" in page
+    assert "final training loss" in page
+    assert ", nats" not in page, "nobody knows the unit of a program's loss"
+    assert "final training loss, nats" in render(views.cpu_view())
     assert "val_bpb" in verdict_markdown(view.verdict)
     assert "val_bpb" in terminal(view)
     for run in (parent(view, None), *children(view)):

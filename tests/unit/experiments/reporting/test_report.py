@@ -292,6 +292,6 @@ def test_render_says_what_is_lacking_and_what_mends_it(undrawn: None) -> None:
     )
     text = Reader(report.render(_with(known))).text
     assert "Uncalibrated: the A/A blocks are 40 days old. To calibrate: ablate aa h200." in text
-    assert "Every attempt at a block counted." in text
+    assert "No attempt at a block broke." in text
     assert "rate of false verdicts of this service is unknown" in text
     assert "Only a service counts" in text

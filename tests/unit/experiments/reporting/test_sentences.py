@@ -179,8 +179,21 @@ def test_of_several_that_may_be_adopted_one_is() -> None:
     (first,) = verdict(decision=Decision.ADOPT).variants
     second = first.model_copy(update={"arm": "other"})
     third = first.model_copy(update={"arm": "third", "decision": Decision.REJECT})
-    assert sentences.lead((first, second, third)) == "Adopt one of psiv-on and other; do not adopt third."
-    assert sentences.lead((first, third)) == "Adopt psiv-on; do not adopt third."
+    little = "third (better by 2.40\N{NO-BREAK SPACE}%, below the 3\N{NO-BREAK SPACE}% from which the rule adopts)"
+    assert sentences.lead((first, second, third), 3) == f"Adopt one of psiv-on and other; do not adopt {little}."
+    worse = third.model_copy(update={"verdict": VerdictWord.WORSE, "measured": VerdictWord.WORSE})
+    assert sentences.lead((first, worse), 3) == "Adopt psiv-on; do not adopt third."
+
+
+def test_the_lead_says_which_requirement_rejects_a_better_or_equal_variant() -> None:
+    broken = RequirementResult(metric="loss_val", rule="not_worse_by 1 %", passed=False, detail="no", exact=False)
+    open_one = broken.model_copy(update={"metric": "peak_allocated_gib", "undecided": True})
+    for word in (VerdictWord.BETTER, VerdictWord.SAME):
+        (variant,) = verdict(
+            verdict=word, measured=word, decision=Decision.REJECT, requirements=(open_one, broken)
+        ).variants
+        lead = sentences.lead((variant,), 3)
+        assert lead == "Do not adopt psiv-on (validation loss not_worse_by 1 % is not met)."
 
 
 def test_attempts_that_broke_are_said_by_arm_and_reason() -> None:

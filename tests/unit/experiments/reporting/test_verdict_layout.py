@@ -269,7 +269,7 @@ def test_lead_does_not_read_as_if_a_stopped_arm_had_been_measured_as_bad() -> No
             update={"arm": "rows-64", "verdict": word, "measured": word, "decision": Decision.REJECT}
         )
         good = verdict.variants[0].model_copy(update={"verdict": VerdictWord.BETTER, "decision": Decision.ADOPT})
-        said = lead([stopped, good])
+        said = lead([stopped, good], 0.0)
         assert said == f"Adopt psiv-on; rows-64: no answer ({word})."
 
 
@@ -399,3 +399,21 @@ def test_values_that_differ_are_never_shown_as_the_same_text() -> None:
     (variant,) = _laid_out(exact_view(memory_gib=2.0**-28)).variants
     assert [cell.text for cell in variant.values] == [f"111,776,523,878{SPACE}bytes", f"111,776,523,882{SPACE}bytes"]
     assert "111,776,523,882" in variant.sentence
+
+
+def test_an_arm_that_equals_the_baseline_in_every_block_is_called_out_and_no_other_is() -> None:
+    whole = views.cpu_view()
+    verdict = whole.verdict
+    assert verdict is not None
+    (variant, *_), base = verdict.variants, verdict.arms[verdict.baseline]
+    assert variant.primary is not None
+    equal = variant.primary.model_copy(update={"differences_pct": (0.0,) * variant.primary.blocks})
+    near = variant.primary.model_copy(update={"differences_pct": (0.0,) * (variant.primary.blocks - 1) + (1e-9,)})
+    other_loss = base.model_copy(update={"loss_final": (base.loss_final or 0) + 1e-12})
+    cases = ((equal, base, True), (near, base, False), (equal, other_loss, False))
+    for primary, summary, identical in cases:
+        one = variant.model_copy(update={"primary": primary})
+        arms = {**verdict.arms, variant.arm: summary}
+        layout = lay_out(verdict.model_copy(update={"variants": (one,), "arms": arms}))
+        text = f"{variant.arm}: throughput is identical to the baseline's in every block"
+        assert (f"{text}; perhaps the change has no effect" in layout.caveat) == identical

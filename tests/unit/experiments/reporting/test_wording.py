@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from ablate.experiments.outcomes import FailureClass, Outcome
 from ablate.experiments.reporting import wording
 
 PLAIN = re.compile(r"\d{1,3}(,\d{3})*(\.\d+)?(e[+-]\d+)?")
@@ -57,3 +58,27 @@ def test_counts_are_grouped() -> None:
     assert wording.counted(12_345, "block") == "12,345 blocks"
     assert wording.left_to_the_table(1) == "1 more variant is in the table only."
     assert wording.left_to_the_table(2) == "2 more variants are in the table only."
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.0 ms"),
+        (2.7e-6, "2.7 µs"),
+        (0.000_999, "999.0 µs"),
+        (0.001, "1.0 ms"),
+        (0.5, "500.0 ms"),
+        (1.0, "1.00 s"),
+        (120.0, "2.0 min"),
+        (None, wording.NOTHING),
+    ],
+)
+def test_a_time_has_the_unit_that_shows_it(value: float | None, text: str) -> None:
+    assert wording.seconds(value).replace(wording.SPACE, " ") == text
+
+
+def test_failures_are_words_without_underscores() -> None:
+    names = [*FailureClass, *Outcome]
+    assert [name for name in names if "_" in wording.failure(name)] == []
+    assert wording.failure(FailureClass.USER_ERROR) == "error of the program"
+    assert len({wording.failure(name) for name in FailureClass}) == len(FailureClass)
