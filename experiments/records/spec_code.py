@@ -153,7 +153,7 @@ class _Hidden:
             detail = f"the program's own code has every file of {self.name!r}, so it can read the right answers"
             raise SpecError([SpecProblem(pointer=pointer(*_EVALUATION), detail=detail, hint=_HIDE)])
         problems = [
-            SpecProblem(pointer=pointer(*place), detail=copied_detail(names), hint=_HIDE)
+            SpecProblem(pointer=pointer(*place), detail=copied_detail(names), hint=_LEAVE_OUT)
             for place, own in has.items()
             if (names := [name for name, digest in files.items() if digest in own - base])
         ]
@@ -194,7 +194,8 @@ class _Hidden:
 
 
 _READABLE = "so the program could read the right answers"
-_HIDE = "keep the right answers in a folder that no code of an arm has files of"
+_HIDE = "keep the right answers in a folder that the program has no copy of"
+_LEAVE_OUT = "take them out; files that a program may read, such as a model's code, belong to the baseline's code, too"
 
 
 def copied_detail(names: Collection[str]) -> str:
