@@ -14,6 +14,7 @@ from ablate.experiments.design.load import load_values, spec_of
 from ablate.experiments.design.metrics import LOSS_METRICS, METRICS
 from ablate.experiments.design.power import session_level
 from ablate.experiments.design.problems import listed, pointer, shown
+from ablate.experiments.design.program_files import RepositoryCommit
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.design.spec_values import NO_MARGIN
 from ablate.experiments.design.spec_yaml import spec_yaml
@@ -94,6 +95,7 @@ def proposal_problems(spec: AblationSpec, incumbent: AblationSpec, session: str)
         yield SpecProblem(pointer=pointer("variants"), detail=detail, hint="propose them one after another")
     if spec.purpose != incumbent.purpose:
         yield SpecProblem(pointer=pointer("purpose"), detail="a calibration is no proposal", hint="leave purpose out")
+    yield from _readable_problems(spec, session)
     for part in ("workload", "baseline", "placement", "verdict"):
         own, other = (_comparable(part, one) for one in (spec, incumbent))
         for path in _differing(own, other, (part,)):
@@ -101,6 +103,20 @@ def proposal_problems(spec: AblationSpec, incumbent: AblationSpec, session: str)
             whose = "the incumbent of " if part in ("workload", "baseline") else ""
             detail = f"{whose}session '{session}' has {_text(expected)} here; given: {_text(given)}"
             yield SpecProblem(pointer=pointer(*path), detail=detail, hint=_HINTS[part].format(session))
+
+
+def _readable_problems(spec: AblationSpec, session: str) -> Iterator[SpecProblem]:
+    """Find code on the node that a proposal names, in which the answers of the protected evaluation may lie."""
+    base = spec.workload.code
+    repository = base.git if isinstance(base, RepositoryCommit) else None
+    for name, own in spec.variants.items() if spec.workload.evaluate is not None else ():
+        given = own.code.git if isinstance(own.code, RepositoryCommit) else own.code
+        if isinstance(given, str) and given != repository:
+            detail = (
+                f"code {shown(given)} is on the node, where it may have the files of the protected evaluation of "
+                f"session '{session}'"
+            )
+            yield SpecProblem(pointer=pointer("variants", name, "code"), detail=detail, hint="send it: code: .")
 
 
 _HINTS = {

@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
+from ablate.experiments.digest import digest_bytes
 from ablate.experiments.errors import CodeArchiveError
 from ablate.experiments.records.code_tree import (
     MOST_BYTES,
@@ -85,6 +86,10 @@ class PackedCode:
         self.file.seek(0)
         with tarfile.open(fileobj=self.file, mode="r:gz") as tar:
             return frozenset(tar.getnames())
+
+    def file_digests(self) -> dict[str, str]:
+        """Return the digest of each of its files by name, without links and empty files."""
+        return file_digests(self.file)
 
     def mentions(self, pattern: re.Pattern[bytes]) -> bool:
         """Return whether a file other than Markdown and YAML has text of this pattern."""
@@ -248,20 +253,31 @@ def read_files(archive: bytes, *, most_bytes: int) -> dict[str, bytes]:
 
     Raises CodeArchiveError for any but what `pack_code` can make, and for one that expands to more than `most_bytes`.
     """
-    members, files = _Members(), dict[str, bytes]()
+    files = _files_in(io.BytesIO(archive), most_bytes)
+    return {one.name: f"link to {one.linkname}".encode() if text is None else text for one, text in files}
+
+
+def file_digests(archive: BinaryIO) -> dict[str, str]:
+    """Return the digest of each file of an archive by name, without links and empty files. Raises CodeArchiveError."""
+    archive.seek(0)
+    return {one.name: digest_bytes(content) for one, content in _files_in(archive) if content}
+
+
+def _files_in(archive: BinaryIO, most_bytes: int | None = None) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
+    """Yield the files of an archive with their content, and its links with None."""
+    members = _Members()
     try:
         with (
-            gzip.GzipFile(fileobj=io.BytesIO(archive)) as expanded,
+            gzip.GzipFile(fileobj=archive) as expanded,
             tarfile.open(fileobj=_BoundedReader(expanded, most_bytes), mode="r|") as tar,  # type: ignore[call-overload]  # it only reads
         ):
             for member in tar:
                 members.take(member)
                 content = tar.extractfile(member) if member.isreg() else None
                 if not member.isdir():
-                    files[member.name] = f"link to {member.linkname}".encode() if content is None else content.read()
+                    yield member, None if content is None else content.read()
     except _BROKEN as error:
         raise CodeArchiveError(f"the archive cannot be read: {type(error).__name__}: {error}") from error
-    return files
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:

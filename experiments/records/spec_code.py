@@ -57,17 +57,21 @@ def pack_spec(
         values = load_values(content, content_type)
     except SpecError:
         return unchanged
-    places, data = dict(_folders(values)) | _at_commits(values, commits), _data(values, folder)
+    places = dict(_folders(values)) | _at_commits(values, commits)
+    hidden = _Hidden.of(values, folder, places)
+    data = _data(values, folder)
+    by_source = _packed(places, folder) if places else {}
+    by_place = {place: by_source[source] for place, source in places.items()}
+    shared = () if hidden is None else hidden.checked(by_place)
     if not places and data is None:
         return unchanged
-    by_source = _packed(places, folder)
-    _check_evaluation(values["workload"], {place: by_source[source] for place, source in places.items()})
+    _check_evaluation(values["workload"], by_place)
     digests = {place: by_source[source].digest for place, source in places.items()}
     archives = {packed.digest: packed for packed in by_source.values()}
     names = {place: by_source[source].commit for place, source in places.items()}
     labels = {f"{COMMIT_LABEL}{_arm(place)}": one for place, one in names.items() if one and place != _EVALUATION}
     text, kind = _with_digests(content, content_type, values, _Edits(digests, labels, data))
-    lines = [_line(source, packed) for source, packed in by_source.items()]
+    lines = [*(_line(source, packed) for source, packed in by_source.items()), *shared]
     lines += _without_seed(values, archives.values())
     lines += [f"data {one['at']}: {one['path']}, read there" for one in data or () if isinstance(one, Mapping)]
     return PackedSpec(content=text, content_type=kind, archives=tuple(archives.values()), packed=tuple(lines))
@@ -99,6 +103,115 @@ def _check_evaluation(workload: Mapping[str, Any], packed: Mapping[_Place, Packe
     detail = f"the evaluation runs {script!r}, and the packed code has no such file"
     hint = "files that git ignores are not packed; its path is relative to the folder of the code"
     raise SpecError([SpecProblem(pointer=pointer("workload", "evaluate"), detail=detail, hint=hint)])
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """The folder of an evaluation that is not that of the program, so that no program may read its answers."""
+
+    name: str
+    """As the spec has it."""
+    spec: Path
+    """Folder of the spec."""
+    folder: str
+    """Its place, links resolved."""
+    arms: Mapping[_Place, str]
+    """Places of the code of the arms."""
+    data: Mapping[_Place, str]
+    """Places of the data."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], folder: Path, places: Mapping[_Place, _Source]) -> "_Hidden | None":
+        """Return the evaluation's folder; None where it has none of its own, or one that is not known here."""
+        workload = values.get("workload")
+        own = workload.get("evaluate") if isinstance(workload, Mapping) and COMMAND in workload else None
+        name = _named(own.get("code")) if isinstance(own, Mapping) else None
+        if name is None or not isinstance(workload, Mapping):
+            return None
+        names = {place: _named(code) for place, code in _codes(values)} | {p: one for p, (one, _) in places.items()}
+        arms = {place: _real(folder, one) for place, one in names.items() if one and place != _EVALUATION}
+        listed_data = workload["data"] if isinstance(workload.get("data"), list) else []
+        paths = [one.get("path") if isinstance(one, Mapping) else one for one in listed_data]
+        data: dict[_Place, str] = {
+            ("workload", "data", str(n)): _real(folder, path) for n, one in enumerate(paths) if (path := _named(one))
+        }
+        hidden = cls(name, folder, _real(folder, name), arms, data)
+        return None if hidden.folder == arms.get(_WORKLOAD) else hidden
+
+    def checked(self, packed: Mapping[_Place, PackedCode]) -> list[str]:
+        """Return a line about files that the program has, too. Raises SpecError if its arms or data have the folder."""
+        problems = [*self._in_code(packed), *self._in_data()]
+        if problems:
+            raise SpecError(problems)
+        if _EVALUATION not in packed:
+            return []
+        files = {name: digest for name, digest in packed[_EVALUATION].file_digests().items() if not self._of_arm(name)}
+        has = {place: set(code.file_digests().values()) for place, code in packed.items() if place != _EVALUATION}
+        base = has.pop(_WORKLOAD, set())
+        shared = sorted(name for name, digest in files.items() if digest in base)
+        if files and len(shared) == len(files):
+            detail = f"the program's own code has every file of {self.name!r}, so it can read the right answers"
+            raise SpecError([SpecProblem(pointer=pointer(*_EVALUATION), detail=detail, hint=_HIDE)])
+        problems = [
+            SpecProblem(pointer=pointer(*place), detail=copied_detail(names), hint=_LEAVE_OUT)
+            for place, own in has.items()
+            if (names := [name for name, digest in files.items() if digest in own - base])
+        ]
+        if problems:
+            raise SpecError(problems)
+        also = f"the program has {len(shared)} of its {len(files)} files, too ({listed(shared)})"
+        return [f"evaluation {self.name}: {also}"] if shared else []
+
+    def _of_arm(self, name: str) -> bool:
+        """Return whether a file of the evaluation's folder belongs to an arm whose code lies in that folder."""
+        path, own = Path(self.folder, name), Path(self.folder)
+        return any(path.is_relative_to(arm) for arm in self.arms.values() if not own.is_relative_to(arm))
+
+    def _in_code(self, packed: Mapping[_Place, PackedCode]) -> Iterator[SpecProblem]:
+        for place, arm in self.arms.items():
+            if not Path(self.folder).is_relative_to(arm):
+                continue
+            inner = Path(self.folder).relative_to(arm)
+            names = packed[place].names() if place in packed else None  # a folder on the node is copied whole
+            if names is None or any(Path(name).is_relative_to(inner) for name in names):
+                detail = f"the code of arm '{_arm(place)}' has the evaluation's folder {self.name!r} in it, {_READABLE}"
+                yield SpecProblem(pointer=pointer(*place), detail=detail, hint=self._beside(arm))
+
+    def _in_data(self) -> Iterator[SpecProblem]:
+        for place, path in self.data.items():
+            inside = Path(path).is_relative_to(self.folder) and not self._of_arm(os.path.relpath(path, self.folder))
+            if inside or Path(self.folder).is_relative_to(path):
+                detail = f"{path} opens files of the evaluation's folder {self.name!r} to the program, {_READABLE}"
+                yield SpecProblem(pointer=pointer(*place), detail=detail, hint=self._beside(path))
+
+    def _beside(self, outer: str) -> str:
+        """Say where the folder of the evaluation can lie."""
+        if outer == self.folder or not Path(self.folder).is_relative_to(outer):
+            return "give the program another folder"
+        beside = Path(outer).parent / Path(self.folder).name
+        name = os.path.relpath(beside, os.path.realpath(self.spec))
+        return f"move it beside {outer}, and write evaluate: {{command: [...], code: {name}}}"
+
+
+_READABLE = "so the program could read the right answers"
+_HIDE = "keep the right answers in a folder that the program has no copy of"
+_LEAVE_OUT = "take them out; files that a program may read, such as a model's code, belong to the baseline's code, too"
+
+
+def copied_detail(names: Collection[str]) -> str:
+    """Say that the code of an arm has files of the protected evaluation, which the baseline's lacks."""
+    return f"this code has files of the protected evaluation ({listed(sorted(names))}), {_READABLE}"
+
+
+def _named(code: object) -> str | None:
+    """Return the folder of a code, beside the spec or on the node; None for an archive, a commit alone or no code."""
+    if isinstance(code, Mapping):
+        code = code.get("git")
+    return code if isinstance(code, str) and code and "\0" not in code and not is_url(code) else None
+
+
+def _real(folder: Path, name: str) -> str:
+    return os.path.realpath(folder / os.path.expanduser(name))  # noqa: PTH111 - pathlib's raises for unknown users
 
 
 def _script_of(command: object) -> str | None:
@@ -185,21 +298,27 @@ def _folder_of(code: object) -> str | None:
     return code if _is_relative(code) else None
 
 
+def _codes(values: Mapping[str, Any]) -> Iterator[tuple[_Place, Any]]:
+    """Yield the place of each code that a spec may name, the workload's first."""
+    workload, variants = values.get("workload"), values.get("variants")
+    if not isinstance(workload, Mapping) or COMMAND not in workload:
+        return
+    yield _WORKLOAD, workload.get("code")
+    if isinstance(workload.get("evaluate"), Mapping):
+        yield _EVALUATION, workload["evaluate"].get("code")
+    for name, own in variants.items() if isinstance(variants, Mapping) else ():
+        if isinstance(own, Mapping):
+            yield ("variants", name, "code"), own.get("code")
+
+
 def _folders(values: Mapping[str, Any]) -> Iterator[tuple[_Place, _Source]]:
     """Yield the place and source of each code to pack; an absolute folder is on the node.
 
     A commit alone is one of the repository around the workload's folder.
     """
-    workload, variants = values.get("workload"), values.get("variants")
-    if not isinstance(workload, Mapping) or COMMAND not in workload:
-        return
-    codes: list[tuple[_Place, Any]] = [(_WORKLOAD, workload.get("code"))]
-    if isinstance(workload.get("evaluate"), Mapping):
-        codes.append((_EVALUATION, workload["evaluate"].get("code")))
-    if isinstance(variants, Mapping):
-        codes += [(("variants", n, "code"), own.get("code")) for n, own in variants.items() if isinstance(own, Mapping)]
-    base = _folder_of(codes[0][1])
-    for place, code in codes:
+    codes = dict(_codes(values))
+    base = _folder_of(codes.get(_WORKLOAD))
+    for place, code in codes.items():
         if not isinstance(code, Mapping):
             if _is_relative(code):
                 yield place, (code, None)

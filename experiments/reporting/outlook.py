@@ -63,12 +63,22 @@ def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
     if variant.cause in OPEN:
         minutes = variant.device_minutes_needed
         cost = "" if minutes is None else f", about {wording.counted(max(1, round(minutes)), 'device minute')},"
-        return f"not proved: another {wording.counted(variant.blocks_needed or 0, 'block')}{cost} would probably do"
+        more = variant.blocks_needed or 0
+        would = f"not proved: another {wording.counted(more, 'block')}{cost} would probably do"
+        if not _in_session(verdict):
+            return would
+        count = verdict.blocks_planned + more
+        again = f"propose the change again with design: {{blocks: {{count: {count}}}}} or more, at the next level"
+        return f"{would}, but a proposal is not extended: {again}"
     reasons = {
         Cause.MISSING: wording.with_minus(variant.missing or "blocks are missing"),
         Cause.UNCALIBRATED: verdict.circumstances.admission.refused_because or "the noise of this device is unknown",
     }
     return f"not publishable: {reasons.get(variant.cause or Cause.NOT_PROVED, variant.cause)}"
+
+
+def _in_session(verdict: Verdict) -> bool:
+    return "session" in verdict.rule["comparison"]
 
 
 def needs_many(verdict: Verdict, variant: VariantVerdict) -> bool:
@@ -111,7 +121,6 @@ def _remedy(verdict: Verdict, variant: VariantVerdict) -> str:
 
 def _how_to_continue(verdict: Verdict, undecided: Sequence[VariantVerdict]) -> Iterator[str]:
     asked_here = verdict.circumstances.family.question_digest is not None
-    in_session = "session" in verdict.rule["comparison"]
     cheap = [one for one in to_continue(undecided) if not needs_many(verdict, one)]
-    if asked_here and not in_session and cheap:
+    if asked_here and not _in_session(verdict) and cheap:
         yield f"Continue: ablate run --continue {verdict.ablation}"

@@ -243,10 +243,18 @@ def _limits(variant: VariantVerdict, comparison: Comparison) -> Iterator[str]:
     """Yield what a published verdict does not speak of."""
     if variant.verdict in GOOD and comparison.blocks < FEW_SAMPLES:
         yield bad_runs(comparison.blocks, comparison.unit)
-    if variant.shrunk_pct is not None:
-        yield f"kept effects tend to be too large, without their mean luck it is {wording.percent(variant.shrunk_pct)}"
+    if (shrunk := shrunk_percent(variant)) is not None:
+        yield f"kept effects tend to be too large, without their mean luck it is {shrunk}"
     if variant.nodes is not None:
         yield f"all of this is {variant.nodes.in_words()} only"
+
+
+def shrunk_percent(variant: VariantVerdict) -> str | None:
+    """Return the effect of a kept proposal without luck as text; None for others, and where it looks the same."""
+    if variant.shrunk_pct is None or variant.primary is None:
+        return None
+    shrunk = wording.percent(variant.shrunk_pct)
+    return None if shrunk == wording.percent(variant.primary.delta_pct) else shrunk
 
 
 def _proof(word: VerdictWord, comparison: Comparison, margin: str) -> str:

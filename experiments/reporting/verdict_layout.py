@@ -25,12 +25,14 @@ def short_answer(verdict: Verdict) -> str:
         return layout.lead.removesuffix(".")
     first, *others = by_importance(verdict, layout)
     metric = wording.metric(layout.rule.metric)
-    shrunk = next((one.shrunk_pct for one in verdict.variants if one.arm == first.arm), None)
-    less = "" if shrunk is None else f" (shrunk {wording.percent(shrunk)})"
+    variant = next(one for one in verdict.variants if one.arm == first.arm)
+    shrunk = sentences.shrunk_percent(variant)
+    less = "" if shrunk is None else f" (shrunk {shrunk})"
     effect = [] if first.effect.text == wording.NOTHING else [f"{first.effect.text} {metric}{less}"]
     more = [f"and {len(others)} more"] if others else []
     lacks = f": {first.missing}" if first.missing else ""
-    return ", ".join([f"{first.arm} {first.word.text}", *effect, *more]) + lacks
+    other = "; a program reported another number than counts" if variant.contradictions else ""
+    return ", ".join([f"{first.arm} {first.word.text}", *effect, *more]) + lacks + other
 
 
 def by_importance(verdict: Verdict, layout: "VerdictLayout") -> tuple["VariantLayout", ...]:

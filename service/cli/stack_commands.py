@@ -57,14 +57,17 @@ def down(as_json: JsonOption = False) -> None:
     """Stop the stack of this home and check that none of its processes is left."""
     files = home_files()
     result = control.stop(files, print_progress)
+    workers = control.other_workers(files)
     if as_json:
-        print_json({"was_running": result.was_running, "killed": result.killed, "seconds": round(result.seconds, 2)})
-        return
-    if not result.was_running:
-        out().print(f"nothing runs in {escape(str(files.home))}")
+        own = {"was_running": result.was_running, "killed": result.killed, "seconds": round(result.seconds, 2)}
+        print_json({**own, "other_workers": workers})
         return
     forced = f"; {wording.counted(result.killed, 'process')} needed SIGKILL" if result.killed else ""
-    out().print(f"stopped in {result.seconds:.1f} s, no process is left{forced}")
+    left = "no process of the stack is left" if workers else "no process is left"
+    stopped = f"stopped in {result.seconds:.1f} s, {left}{forced}"
+    out().print(stopped if result.was_running else f"no stack runs in {escape(str(files.home))}")
+    for pid in workers:
+        out().print(f"process {pid}, a worker that `ablate worker up` started in this home, still runs: kill {pid}")
 
 
 @app.command()

@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from http import HTTPStatus
+from io import BytesIO
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
@@ -29,8 +30,10 @@ from ablate.experiments.design.program_files import SentCode
 from ablate.experiments.design.spec import MIN_BLOCKS, AblationSpec
 from ablate.experiments.design.spec_values import NAME_PATTERN
 from ablate.experiments.design.workload import Workload
-from ablate.experiments.errors import SpecError, SpecProblem
+from ablate.experiments.errors import CodeArchiveError, SpecError, SpecProblem
 from ablate.experiments.outcomes import ProposalOutcome
+from ablate.experiments.records.code_archive import file_digests
+from ablate.experiments.records.spec_code import copied_detail
 from ablate.service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from ablate.service.http.responses import secured
 from ablate.service.principals import Principal
@@ -199,6 +202,7 @@ def _try(
     problems = list(proposal_problems(spec, parse_spec(turn.spec_text.encode(), CONTENT_TYPE), name))
     if problems:
         raise SpecError(problems)
+    _check_hidden(services, name, spec, principal)
     text, proposal = proposed(body.content, body.content_type, spec, name, number=turn.number, kept=turn.kept)
     submission = prepared(services, SpecBody(content=text, content_type=CONTENT_TYPE), proposal, principal)
     if submission.plan.control is None:
@@ -223,6 +227,43 @@ def _try(
         principal,
         also=lambda connection: sessions.take_turn(connection, principal, submission, expected=turn),
     )
+
+
+def _check_hidden(services: Services, name: str, spec: AblationSpec, principal: Principal) -> None:
+    """Raise SpecError if a proposal's code has files of the evaluation that no baseline of the session has had."""
+    ((variant, own),) = spec.variants.items()
+    evaluate = spec.workload.evaluate
+    if evaluate is None or not isinstance(evaluate.code, SentCode) or not isinstance(own.code, SentCode):
+        return
+    with services.store.read() as connection:
+        rows = sessions.list_proposals(connection, name)[:1]
+        texts = ablations.spec_texts(connection, [row.ablation_id for row in rows])
+        codes = [parse_spec(text.encode(), kind).workload.code for text, kind in texts.values()]
+        before = {code.archive for code in (spec.workload.code, *codes) if isinstance(code, SentCode)}
+        wanted = {evaluate.code.archive, own.code.archive, *before}
+        usable = code_archives.usable_by(connection, wanted, user=code_archives.user_of(principal))
+    if evaluate.code.archive in before or not usable >= {evaluate.code.archive, own.code.archive}:
+        return  # it never was hidden; or the submission is refused, because it may not use them
+    files = {one: _digests(services, one) for one in sorted(usable)}
+    hidden = set(files[evaluate.code.archive].values())
+    hidden.difference_update(*(files[one].values() for one in sorted(before & usable)))
+    names = [one for one, digest in files[own.code.archive].items() if digest in hidden]
+    if names:
+        hint = "take them out of the folder, or type `ablate try` in a folder that does not have them"
+        problem = SpecProblem(pointer=pointer("variants", variant, "code"), detail=copied_detail(names), hint=hint)
+        raise SpecError([problem])
+
+
+def _digests(services: Services, archive: str) -> dict[str, str]:
+    """Return the digest of each file of an archive; none if it is dropped. Raises SpecError if it cannot be read."""
+    content = b"".join(code_archives.read_pieces(services.store, archive))
+    try:
+        return file_digests(BytesIO(content)) if content else {}
+    except CodeArchiveError as error:
+        detail = f"{archive}: {error}"
+        raise SpecError(
+            [SpecProblem(pointer=pointer("variants"), detail=detail, hint="send the folder again")]
+        ) from error
 
 
 def _measuring(node_class: str, session: str) -> str:

@@ -6,8 +6,18 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from ablate.experiments.system.processes import OWN_PYTHON, number_space, send, start_of, wait_until
+from ablate.experiments.system.processes import (
+    OWN_PYTHON,
+    command_of,
+    number_space,
+    process_numbers,
+    send,
+    start_of,
+    variable_of,
+    wait_until,
+)
 from ablate.service.errors import StackBusy, StackError
 from ablate.service.settings import SMTP_URL, WEBHOOK_KEY, child_environment
 from ablate.service.stack import part_processes
@@ -20,6 +30,7 @@ _START_PATIENCE_S = 300.0
 _ORPHAN_GRACE_S = 5.0
 _RECORD_PATIENCE_S = 2.0
 """A supervisor that has just started, or whose stack.json was removed, writes the file within this time."""
+_WORKER_PROGRAM = "-m ablate.workers.app"
 _PROBE_PATIENCE_S = 1.0
 """`is_locked` in another process shares the lock for an instant."""
 
@@ -74,7 +85,8 @@ def check_devices(files: StackFiles) -> None:
     environment = child_environment({"ABLATE_HOME": str(files.home)})
     problem = subprocess.run(program, capture_output=True, text=True, env=environment, check=False).stdout
     if problem:  # the worker itself says what else is wrong
-        raise StackError(f"no worker can start here: {problem}")
+        queue = f"ablate up {NO_WORKER} takes ablations meanwhile; when it is free, ablate down, then ablate up"
+        raise StackError(f"no worker can start here: {problem}. To stop nothing, wait: {queue}")
 
 
 def clean_stale(files: StackFiles, report: Report) -> int:
@@ -122,6 +134,21 @@ def stop(files: StackFiles, report: Report) -> StopResult:
         _supervisor_ends(files, state, patience_s=_ORPHAN_GRACE_S)
     killed = part_processes.kill_members(state.stack_id) + clean_stale(files, report)
     return StopResult(was_running=True, killed=killed, seconds=time.monotonic() - began)
+
+
+def other_workers(files: StackFiles) -> list[int]:
+    """Return the workers of this home that somebody else than its stack started: `ablate worker up`."""
+    return [pid for pid in process_numbers() if _WORKER_PROGRAM in command_of(pid) and _is_of(files, pid)]
+
+
+def _is_of(files: StackFiles, pid: int) -> bool:
+    """Return whether a process outside of stacks has this home, which may be relative to its working folder."""
+    try:
+        folder = Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:  # it has ended, or belongs to another user
+        return False
+    own = folder / (variable_of(pid, "ABLATE_HOME") or ".ablate")
+    return variable_of(pid, "ABLATE_STACK_ID") is None and own.resolve() == files.home.resolve()
 
 
 def _supervisor_ends(files: StackFiles, state: StackState, *, patience_s: float) -> bool:

@@ -44,12 +44,12 @@ def test_a_command_goes_only_to_nodes_that_take_it_in_its_python_environment(api
         assert api.claim(registered(api, name, lanes)) is None
     waits = api.get(f"/v1/ablations/{plain}").json()["waiting_for"]
     assert "'untried' takes no commands" in waits
-    assert "'refuses' takes no commands" in waits
+    assert "'refuses' takes no commands; start its worker with ABLATE_ACCEPT_CODE=true" in waits
     first = api.claimed(registered(api, "takes", {"reference": None, "command": None}))
     assert first["ablation_id"] == plain
     assert first["trials"][0]["config"]["command"] == ["python", "train.py"]
     waits = api.get(f"/v1/ablations/{lab}").json()["waiting_for"]
-    assert "'takes' takes no commands in Python environment 'lab'" in waits
+    assert "'takes' takes no commands in Python environment 'lab' (ABLATE_ENVIRONMENTS)" in waits
     api.claimed(registered(api, "both", {"command": None, "command:lab": None, "command:more": None}))
     assert api.claim(registered(api, "only", {"command:lab": None}))["ablation_id"] == lab  # type: ignore[index]
 

@@ -92,7 +92,8 @@ def test_the_stack_that_has_the_cores_is_named_before_any_work(
             for command in ([*ABLATE, "up"], [*ABLATE, *ask], [sys.executable, "-c", compare]):
                 done = subprocess.run(command, cwd=program, capture_output=True, text=True, check=False)
                 assert done.returncode == (1 if command[-1] == compare else ExitCode.ERROR)
-                assert f"no worker can start here: {words}" in " ".join(done.stderr.split())
+                said = " ".join(done.stderr.split())
+                assert f"no worker can start here: {words}. To stop nothing, wait: ablate up --no-worker takes" in said
             assert not list(program.glob("ask-*")), "nothing was checked"
             assert not (tmp_path / "home" / "stack.json").exists()
             check = [*ABLATE, "check", "--", "python", "train.py", "--seed", "{seed}"]

@@ -4,17 +4,21 @@ import html
 import json
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
+from ablate.experiments.analysis.proposals import with_kept
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import seeds_of
 from ablate.experiments.design.power import session_level
+from ablate.experiments.design.spec_yaml import spec_yaml
 from ablate.experiments.outcomes import FailureClass
+from ablate.experiments.records.code_archive import pack_code
 from ablate.service.background.outbox_handlers import OutboxHandlers
 from ablate.service.lifecycle import OutboxKind
 from ablate.service.routes import sessions
@@ -23,9 +27,9 @@ from ablate.service.store.blocks.block_wire import plan_of
 from ablate.service.store.tables import ablations, proposals
 from ablate.service.submitting import accepted
 from tests.answering import report
-from tests.api_stack import Api, api_fixture, running_api
+from tests.api_stack import BOTH, Api, api_fixture, running_api
 from tests.calibrations import aa_text
-from tests.factories import GIB, spec_values
+from tests.factories import GIB, command_values, spec_values
 from tests.waiting import LIMIT_S
 from tests.web_pages import Person
 
@@ -336,3 +340,71 @@ def test_the_pages_show_the_path_of_a_session(api: Api) -> None:
     for one in (kept, running):
         assert '<a href="/sessions/night">Session night</a>' in person.get(f"/a/{one['accepted']['id']}").text
     assert person.get("/sessions/nihgt").status_code == 404
+
+
+def sent(api: Api, folder: Path, **files: str) -> dict[str, str]:
+    """Send a folder with these files; return it as a spec has it."""
+    folder.mkdir()
+    for name, content in files.items():
+        folder.joinpath(f"{name}.py").write_text(content)
+    packed = pack_code(folder)
+    headers = {**api.admin, "Content-Type": "application/gzip"}
+    content = b"".join(packed.pieces())
+    answer = api.client.post("/v1/code:upload", params={"digest": packed.digest}, content=content, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return {"archive": packed.digest}
+
+
+def judged(code: Any, judging: Any, proposal: Any) -> dict[str, Any]:
+    evaluate = ["python", "judge.py"] if judging is None else {"command": ["python", "judge.py"], "code": judging}
+    return command_values(
+        workload__code=code,
+        workload__evaluate=evaluate,
+        workload__metrics={"val_loss": {"better": "lower"}},
+        variants={"x": {"code": proposal} if proposal else {"args": ["1"]}},
+        design__seeds=6,
+        verdict__primary={"metric": "val_loss", "margin": "0.5%", "adopt_if": "1%"},
+    )
+
+
+@pytest.fixture(params=BOTH)
+def uncalibrated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
+    """Yield a service that adds a control arm to a proposal without A/A blocks."""
+    with running_api(request.param, tmp_path / "service", control_every=10) as own:
+        yield own
+
+
+def test_a_proposal_has_no_file_of_the_evaluation_that_its_session_hides(uncalibrated: Api, tmp_path: Path) -> None:
+    api = uncalibrated
+    judging = sent(api, tmp_path / "judging", judge="judge", answers="answers", shared="shared", __init__="")
+    first = sent(api, tmp_path / "first", train="1", shared="shared")
+    session = post(api, "night:open", judged(first, judging, None))
+    assert session.status_code == 201, session.text
+    for number, files in enumerate(({"copy": "answers"}, {"judge": "judge"}, {"a": "answers", "train": "2"})):
+        own = sent(api, tmp_path / f"leak-{number}", **files)
+        refused = post(api, "night:try", judged(first, judging, own), key=f"leak-{number}")
+        assert refused.status_code == 422, refused.text
+        (problem,) = refused.json()["errors"]
+        assert problem["pointer"] == "#/variants/x/code"
+        assert f"files of the protected evaluation ({next(iter(files))}.py)" in problem["detail"]
+        assert "take them out of the folder" in problem["hint"]
+    on_node = post(api, "night:try", judged(first, judging, str(tmp_path)), key="node")
+    assert (on_node.status_code, "is on the node" in on_node.text) == (422, True)
+    assert shown(api)["proposals"] == 0, "nothing is spent"
+    fine = sent(api, tmp_path / "fine", train="2", shared="shared", __init__="", new="3")
+    accepted_ = post(api, "night:try", judged(first, judging, fine), key="fine")
+    assert accepted_.status_code == 202, accepted_.text
+
+
+def test_a_session_that_hides_nothing_takes_a_proposal_that_goes_back(uncalibrated: Api, tmp_path: Path) -> None:
+    """Once a proposal was kept, the evaluation's code is an older one of the program."""
+    api = uncalibrated
+    first = sent(api, tmp_path / "first", train="1", judge="judge")
+    second = sent(api, tmp_path / "second", train="2", judge="judge")
+    assert post(api, "night:open", judged(first, None, None)).status_code == 201
+    assert post(api, "night:try", judged(first, None, second), key="one").status_code == 202
+    with api.store.write() as connection:  # as `settle` leaves it
+        kept = with_kept(shown(api)["spec"].encode(), spec_yaml(judged(first, None, second))).decode()
+        connection.execute(update(proposals).values(outcome="keep"))
+        connection.execute(update(store.sessions).values(spec_text=kept))
+    assert post(api, "night:try", judged(second, first, first), key="two").status_code == 202

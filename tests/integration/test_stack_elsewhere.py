@@ -51,6 +51,28 @@ def test_a_process_that_got_the_number_of_a_dead_supervisor_is_not_taken_for_it(
         innocent.kill()
 
 
+ABLATE = [sys.executable, "-c", "from ablate.experiments.system.console import main; main()"]
+WORKER_OF_NOBODY = "import time; print('runs', flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize("home", ["named", "default", "another", "of a stack"])
+def test_down_names_a_worker_that_it_did_not_start(tmp_path: Path, home: str) -> None:
+    files, own = StackFiles(home=tmp_path / ".ablate"), {**os.environ}
+    for name in ("ABLATE_HOME", "ABLATE_STACK_ID"):
+        own.pop(name, None)
+    named = {"named": {"ABLATE_HOME": str(files.home)}, "another": {"ABLATE_HOME": str(tmp_path / "another")}}
+    started = {**own, **named.get(home, {}), **({"ABLATE_STACK_ID": "s"} if home == "of a stack" else {})}
+    command = [sys.executable, "-c", WORKER_OF_NOBODY, "-m", "ablate.workers.app"]
+    with subprocess.Popen(command, cwd=tmp_path, env=started, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "runs\n"
+        done = subprocess.run([*ABLATE, "down"], cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
+        worker.kill()
+    assert done.returncode == 0, done.stderr
+    named_worker = f"process {worker.pid}, a worker that `ablate worker up` started in this home, still runs"
+    assert (named_worker in " ".join(done.stdout.split())) == (home in {"named", "default"}), done.stdout
+
+
 @pytest.mark.skipif(
     shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], check=False, capture_output=True).returncode,
     reason="no process namespace can be made here",

@@ -163,7 +163,8 @@ def _lacks_more(node: Row[Any], needs: Needs) -> str | None:
     lanes = [] if node.lanes is None else json.loads(node.lanes)
     if needs.lanes.startswith(COMMAND) and needs.lanes not in lanes:
         _command, _colon, environment = needs.lanes.partition(":")
-        return f"takes no commands in Python environment '{environment}'" if environment else "takes no commands"
+        where = f" in Python environment '{environment}' (ABLATE_ENVIRONMENTS)" if environment else ""
+        return f"takes no commands{where or '; start its worker with ABLATE_ACCEPT_CODE=true'}"
     if needs.lanes.startswith(f"{LANE}:") and needs.lanes not in lanes:
         name, _at, digest = needs.lanes.removeprefix(f"{LANE}:").partition("@")
         own = [lane for lane in lanes if lane.startswith(f"{LANE}:{name}@")]

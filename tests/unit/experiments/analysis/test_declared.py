@@ -34,7 +34,7 @@ from ablate.experiments.records.receipt_check import contradictions
 from ablate.experiments.records.receipts import Receipt, seal
 from ablate.experiments.reporting import sentences, wording
 from ablate.experiments.reporting.pages.circumstance_tables import calibrations_table
-from ablate.experiments.reporting.verdict_layout import lay_out
+from ablate.experiments.reporting.verdict_layout import lay_out, short_answer
 from tests.program_receipts import plan_of, program_receipt, program_receipts, program_spec, program_values
 
 ADMITTED = Circumstances(admission=Admission(refused_because=None))
@@ -419,7 +419,11 @@ def test_a_number_of_an_evaluation_says_so_and_names_the_programs_own() -> None:
     assert variant.contradictions == (
         f"arm 'fused' reported 0.5 as val_bpb, but {counted:.6g} counts, by the protected evaluation {trials}",
     )
-    assert lay_out(judge(plan, spec, receipts, ADMITTED)).caveat.startswith(variant.contradictions[0])
+    verdict = judge(plan, spec, receipts, ADMITTED)
+    assert lay_out(verdict).caveat.startswith(variant.contradictions[0])
+    other = "; a program reported another number than counts"
+    assert short_answer(verdict).endswith(other), "in the line of a proposal"
+    assert other not in short_answer(judge(plan, spec, program_receipts(plan, values), ADMITTED))
 
 
 @pytest.mark.parametrize(

@@ -361,11 +361,131 @@ def test_an_evaluation_runs_a_file_of_the_workloads_code(lab: Path, command: str
 
 def test_an_evaluation_may_have_a_folder_of_its_own(lab: Path) -> None:
     lab.joinpath("two/judge.py").write_text("print(1)")
-    text = JUDGED.format("{command: [python, judge.py], code: two}")
+    write_program(lab / "three", "print(3)")
+    text = JUDGED.replace("two", "three").format("{command: [python, judge.py], code: two}")
     values = load_values(pack_spec(text.encode(), YAML, lab).content, YAML)
     code = {"archive": pack_code(lab / "two").digest}
     assert values["workload"]["evaluate"] == {"command": ["python", "judge.py"], "code": code}
-    assert values["variants"]["x"]["code"] == code
+    assert values["variants"]["x"]["code"] == {"archive": pack_code(lab / "three").digest}
+
+
+def judged(lab: Path, name: str, **changes: Any) -> dict[str, Any]:
+    """Return a spec whose evaluation is in a folder of this name, with an answer that only this folder has."""
+    for file, content in (("judge.py", "judge"), ("holdout.txt", "answers")):
+        lab.joinpath(name).mkdir(parents=True, exist_ok=True)
+        lab.joinpath(name, file).write_text(content)
+    write_program(lab / "src", "train")
+    evaluate = {"command": ["python", "judge.py"], "code": name}
+    return command_values(**{"workload__evaluate": evaluate, "variants": {"x": {"args": ["1"]}}, **changes})
+
+
+def refused(values: dict[str, Any], lab: Path) -> list[str]:
+    """Return the pointers of what `pack_spec` refuses."""
+    try:
+        pack_spec(yaml.safe_dump(values).encode(), YAML, lab)
+    except SpecError as error:
+        return [problem.pointer for problem in error.problems]
+    return []
+
+
+PLACES = ("judging", "src/judging", "src/a/judging", "a/judging", "src", ".")
+CODES = (".", "src", "src/../src", "a", "./src/a", "link")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_program_gets_the_folder_of_its_evaluation(lab: Path, seed: int) -> None:
+    """Whatever is packed for an arm, or opened as data, has no answer. The oracle reads the archives and the disk."""
+    draw = random.Random(seed)  # noqa: S311 - a reproducible draw
+    for folder in ("src/a", "a"):
+        write_program(lab / folder, f"print({folder!r})")
+    lab.joinpath("link").symlink_to("src")
+    place, absolute = draw.choice(PLACES), draw.random() < 0.3
+    code, other = draw.choice(CODES), draw.choice([None, *CODES])
+    data = draw.choice([[], [], [code], [str(lab / draw.choice([place, "a", "src/a", "src"]))]])
+    values = judged(lab, place, workload__code=code, workload__data=data)
+    if other is not None:
+        values["variants"]["x"]["code"] = other
+    if absolute:
+        values["workload"]["evaluate"]["code"] = str(lab / place)
+    if draw.random() < 0.3:
+        subprocess.run(["git", "-C", str(lab), "init", "-q"], check=True)
+    own, arms = (lab / place).resolve(), {(lab / name).resolve() for name in (code, other) if name}
+    if (lab / code).resolve() == own:  # the program's own folder, which hides nothing
+        assert refused(values, lab) == []
+        return
+    given = {path.read_bytes() for folder in arms for path in folder.rglob("*") if path.is_file()}
+    given |= {path.read_bytes() for one in data for path in (lab / one).resolve().rglob("*") if path.is_file()}
+    inside = {arm for arm in arms if arm.is_relative_to(own) and arm != own}
+    answers = {path for path in own.rglob("*") if path.is_file() and not inside.intersection(path.parents)}
+    leaks = bool({path.read_bytes() for path in answers} & given)
+    assert bool(refused(values, lab)) == leaks, (place, code, other, data)
+
+
+def test_the_refusal_says_where_the_answers_may_lie(lab: Path) -> None:
+    (lab / "spec").mkdir()
+    values = judged(lab / "spec", "judging", workload__code=".")
+    with pytest.raises(SpecError) as caught:
+        pack_spec(yaml.safe_dump(values).encode(), YAML, lab / "spec")
+    (problem,) = caught.value.problems
+    assert "has the evaluation's folder 'judging' in it, so the program could read the right answers" in problem.detail
+    assert str(problem.hint).endswith("and write evaluate: {command: [...], code: ../judging}")
+    (lab / "spec/judging").rename(lab / "judging")
+    values["workload"]["evaluate"]["code"] = "../judging"
+    assert refused(values, lab / "spec") == []
+
+
+def test_answers_at_a_commit_are_refused_too(lab: Path, history: tuple[str, str]) -> None:
+    """Also where the commit has older ones, and where they are no longer in the folder of today."""
+    values = judged(lab, "one/judging", workload__code="one")
+    git = ("git", "-C", str(lab), "-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run([*git, "add", "one"], check=True)
+    subprocess.run([*git, "commit", "-qm", "answers"], check=True)
+    tip = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    lab.joinpath("one/judging/holdout.txt").write_text("newer answers")
+    assert refused(values, lab) == ["#/workload/code"]
+    commit = {"git": "one", "commit": tip}
+    values["workload"]["code"] = commit
+    assert refused(values, lab) == ["#/workload/code"]
+    values["workload"]["code"] = {"git": "one", "commit": history[0]}
+    assert refused(values, lab) == [], "that commit has no answers"
+    values["variants"]["x"]["code"] = {"commit": tip}
+    assert refused(values, lab) == ["#/variants/x/code"]
+
+
+def test_answers_that_git_ignores_are_not_sent_unless_data_opens_them(lab: Path) -> None:
+    values = judged(lab, "judging", workload__code=".")
+    for folder in (lab, lab / "judging"):  # a repository of its own, or its evaluation could not be sent
+        subprocess.run(["git", "-C", str(folder), "init", "-q"], check=True)
+    assert refused(values, lab) == ["#/workload/code"]
+    lab.joinpath(".gitignore").write_text("judging/\n")
+    assert refused(values, lab) == []
+    for data in (".", "judging", "judging/holdout.txt", str(lab), str(lab / "judging/holdout.txt")):
+        assert refused({**values, "workload": {**values["workload"], "data": [data]}}, lab) == ["#/workload/data/0"]
+
+
+def test_a_copy_of_the_answers_is_refused_and_shared_files_are_named(lab: Path) -> None:
+    values = judged(lab, "judging", workload__code="src", variants={"x": {"code": "one"}})
+    lab.joinpath("src/common.py").write_text("judge")
+    assert refused(values, lab) == []
+    lines = pack_spec(yaml.safe_dump(values).encode(), YAML, lab).packed
+    assert "evaluation judging: the program has 1 of its 2 files, too (judge.py)" in lines
+    lab.joinpath("one/copy.bin").write_text("answers")
+    assert refused(values, lab) == ["#/variants/x/code"]
+    lab.joinpath("src/copy.bin").write_text("answers")
+    assert refused(values, lab) == ["#/workload/evaluate/code"], "nothing is left that is hidden"
+
+
+def test_folders_on_the_node_are_compared_by_their_paths(lab: Path) -> None:
+    evaluate = {"command": ["python", "judge.py"], "code": "/srv/lab/judging"}
+    for code, pointers in (
+        ("/srv/lab", ["#/workload/code"]),
+        ({"git": "/srv", "commit": "4f2a9c1"}, ["#/workload/code"]),
+        ("/srv/lab/judging/..", ["#/workload/code"]),
+        ("/srv/lab2", []),
+        ("/srv/lab/judging/program", []),
+        ("/srv/lab/judging", []),
+    ):
+        assert refused(command_values(workload__code=code, workload__evaluate=evaluate), lab) == pointers
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,21 @@ def test_an_interval_that_is_mostly_widened_says_so(widened: float, words: str) 
     assert f"throughput may be higher or lower ({wording.interval(-31.05, 2.99)}{words}" in line
 
 
+def test_a_proposal_that_needs_more_blocks_is_to_be_proposed_again() -> None:
+    verdict = judged(1.0, 0.05).model_copy(update={"blocks_planned": 20})
+    variant = next(one for one in verdict.variants if one.arm == "psiv-on")
+    noisy = variant.model_copy(update={"blocks_needed": 28, "cause": Cause.NOT_PROVED})
+    line, *more = outlook(verdict, [noisy])
+    assert line.endswith("would probably do."), line
+    assert more
+    comparison = {**verdict.rule["comparison"], "session": {"name": "night"}}
+    own = verdict.model_copy(update={"rule": {**verdict.rule, "comparison": comparison}})
+    (line,) = outlook(own, [noisy])
+    assert "another 28 blocks" in line
+    again = "a proposal is not extended: propose the change again with design: {blocks: {count: 48}} or more"
+    assert again in line
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     load=st.none() | st.floats(0.0, 1.0),
