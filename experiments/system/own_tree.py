@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ablate.experiments.errors import IsolationFailed
 from ablate.experiments.system.kernel_limits import LIBC, checked, has_admin, system_call
 
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
@@ -179,7 +180,16 @@ def _hide(sockets: Iterable[Path]) -> None:
     for path in sockets:
         with suppress(OSError):  # it was in /run, or was removed meanwhile
             if stat.S_ISSOCK(path.stat().st_mode):
-                _place(_part(Path(os.devnull)), path)
+                _cover(path)
+
+
+def _cover(path: Path) -> None:
+    """Put a device without content over a socket, which its program may remove at any moment."""
+    try:
+        _place(_part(Path(os.devnull)), path)
+    except IsolationFailed:
+        if path.exists():
+            raise
 
 
 def _go_to_the_same_folder() -> None:
