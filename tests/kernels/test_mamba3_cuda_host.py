@@ -218,10 +218,18 @@ def test_the_default_variant_runs_the_reference_shape():
             replace(SHAPE, N=128, C=8),
             "32 rows in a chunk and pipeline_stages 0, which takes two warp groups",
         ),
-        (Variant(), replace(SHAPE, N=32, P=128, R=2), "rank 2 with N = 32, P = 128 and chunk_size 16; allowed: another"),
+        (
+            Variant(),
+            replace(SHAPE, N=32, P=128, R=2),
+            "rank 2 with N = 32, P = 128 and chunk_size 16; allowed: another",
+        ),
         (Variant(chunk_size=32), replace(SHAPE, N=32, R=1, C=32), "rank 1 with N = 32, P = 64 and chunk_size 32"),
         (Variant(chunk_size=32), replace(SHAPE, N=16, P=128, R=1, C=32), "rank 1 with N = 16, P = 128 and chunk_size"),
-        (Variant(chunk_size=64), replace(SHAPE, R=1, C=64, reduced=False), "rank 1 without phi; allowed: a phi of ones"),
+        (
+            Variant(chunk_size=64),
+            replace(SHAPE, R=1, C=64, reduced=False),
+            "rank 1 without phi; allowed: a phi of ones",
+        ),
         (
             Variant(warp_specialize=True),
             replace(SHAPE, P=128),

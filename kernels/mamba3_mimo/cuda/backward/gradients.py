@@ -26,7 +26,6 @@ from ablate.kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
 from ablate.kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
 from ablate.kernels.mamba3_mimo.cuda.shape import SHARED_LIMIT, ScanShape, Variant
 
-
 WRONG_OUTPUTS = ((32, 128, 2, 32), (32, 64, 1, 32), (16, 128, 1, 32))
 """N, P, R, M of programs whose outputs were wrong on a GPU, for a reason that is not known."""
 
