@@ -349,10 +349,6 @@ def _check_ranks(config: TrainConfig) -> None:
     """Raise ConfigError for a gate that several processes of one step cannot have."""
     mesh = config.mesh
     several = f"with {mesh.devices} devices"
-    for name, size in (("tensor", mesh.tensor), ("context", mesh.context)):
-        if config.compile and size > 1:
-            detail = "is true; blocks that exchange messages are not compiled"
-            raise ConfigError("compile", f"{detail}; allowed with mesh.{name} {size}: false")
     if config.cuda_graph:
         raise ConfigError("cuda_graph", f"is true; exchanges between devices are not recorded {several}")
     if config.optim.update in ("clip_in_update", "compiled"):

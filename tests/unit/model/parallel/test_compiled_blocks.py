@@ -27,11 +27,9 @@ from ablate.model.config import (
     Sharding,
     StepsConfig,
     TrainConfig,
-    check_mesh,
 )
 from ablate.model.data.dataset import Dataset, open_prepared
 from ablate.model.data.packing import Batch
-from ablate.model.errors import ConfigError
 from ablate.model.facts import ModelFact
 from ablate.model.hybrid import Hybrid, build
 from ablate.model.parallel.ranks import Ranks
@@ -86,20 +84,39 @@ def wide(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
     return lookup_backend("aot_eager")(graph, inputs)
 
 
-def outcome(ranks: Ranks, config: TrainConfig) -> tuple[dict[str, float], int, bool]:
-    """Return the error of every gradient against one device, the number of graphs, and whether repeats are equal."""
-    compilation.torch.compile = partial(torch.compile, backend=wide)  # type: ignore[attr-defined]
-    whole, batch = in_float64(config), batch_of(config)
+def on_host(batch: Any) -> Batch:
+    return Batch(*(part.numpy().copy() for part in batch))
+
+
+def of_one_device(config: TrainConfig, batch: Any, _ranks: Ranks) -> dict[str, Tensor]:
+    model = in_float64(config)
     rest = (batch.targets, batch.valid, config.loss)
-    cross_entropy(whole(batch.tokens, batch.segment_ids), whole.lm_head.weight, *rest).backward()  # type: ignore[no-untyped-call]
-    expected = gradients_of(whole)
+    cross_entropy(model(batch.tokens, batch.segment_ids), model.lm_head.weight, *rest).backward()  # type: ignore[no-untyped-call]
+    return gradients_of(model)
+
+
+def of_layers_not_compiled(config: TrainConfig, batch: Any, ranks: Ranks) -> dict[str, Tensor]:
+    """Return the gradients of this rank's share of every layer, which test_tensor.py compares with one device."""
+    model = in_float64(config)
+    step = RankedStep(config, model, ranks)
+    step.backward(step.loss(model, on_host(batch)))
+    return gradients_of(model)
+
+
+def outcome(ranks: Ranks, config: TrainConfig) -> tuple[dict[str, float], int, bool]:
+    """Return the error of every gradient, the number of graphs, and whether repeats are equal to the bit."""
+    compilation.torch.compile = partial(torch.compile, backend=wide)  # type: ignore[attr-defined]
+    batch = batch_of(config)
+    length = batch.tokens.shape[1] // config.mesh.context * config.mesh.context
+    batch = Batch(*(part[:, :length] for part in batch))
+    expected = (of_one_device if config.mesh.tensor == 1 else of_layers_not_compiled)(config, batch, ranks)
     model = in_float64(config)
     step = RankedStep(config, model, ranks)
     forward = start_compilation(config, model, by_block=True)
     passes = []
     for _ in range(3):
         model.zero_grad(set_to_none=True)
-        step.backward(step.loss(forward, Batch(*(part.numpy().copy() for part in batch))))
+        step.backward(step.loss(forward, on_host(batch)))
         passes.append(gradients_of(model))
     for name in step.experts:  # one rank's part of a matrix
         expected[name] = ranks.expert.part(expected[name], 0)
@@ -108,27 +125,32 @@ def outcome(ranks: Ranks, config: TrainConfig) -> tuple[dict[str, float], int, b
     return worst, counters["stats"]["unique_graphs"], equal
 
 
-def config_of(pattern: str, devices: int, sharding: Sharding, seed: int, expert: int = 1) -> TrainConfig:
-    mesh = MeshConfig(devices=devices, sharding=sharding, expert=expert)
+def config_of(pattern: str, devices: int, sharding: Sharding, seed: int, **mesh_sizes: int) -> TrainConfig:
+    mesh = MeshConfig(devices=devices, sharding=sharding, **mesh_sizes)
     model = replace(MODEL, pattern=pattern)
     return TrainConfig(model=model, mesh=mesh, compile=True, micro_batch=4, loss_chunk_tokens=16, seed=seed)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "devices", "sharding", "expert"),
+    ("pattern", "devices", "sharding", "mesh_sizes"),
     [
-        ("MFA", 2, "fsdp", 1),
-        ("FA", 2, "replicated", 1),
-        ("FAF", 4, "hsdp", 1),
-        ("EA", 2, "fsdp", 1),
-        ("EAE", 2, "fsdp", 2),
-        ("RF", 2, "fsdp", 1),
+        ("MFA", 2, "fsdp", {}),
+        ("FA", 2, "replicated", {}),
+        ("FAF", 4, "hsdp", {}),
+        ("EA", 2, "fsdp", {}),
+        ("EAE", 2, "fsdp", {"expert": 2}),
+        ("RF", 2, "fsdp", {}),
+        ("MFAM", 2, "fsdp", {"context": 2}),
+        ("AMA", 4, "fsdp", {"context": 4}),
+        ("MFA", 2, "fsdp", {"tensor": 2}),
+        ("EMA", 4, "fsdp", {"tensor": 2, "context": 2}),
+        ("MAE", 4, "fsdp", {"context": 2, "expert": 2}),
     ],
 )
-def test_gradients_of_compiled_blocks_equal_one_device_and_repeats_are_equal_to_the_bit(
-    pattern: str, devices: int, sharding: Sharding, expert: int
+def test_gradients_of_compiled_blocks_are_those_of_other_blocks_and_repeats_are_equal_to_the_bit(
+    pattern: str, devices: int, sharding: Sharding, mesh_sizes: dict[str, int]
 ) -> None:
-    config = config_of(pattern, devices, sharding, seed=devices, expert=expert)
+    config = config_of(pattern, devices, sharding, seed=devices, **mesh_sizes)
     for worst, graphs, equal in run_ranks(config.mesh, outcome, config):
         assert max(worst.values()) < LIMIT, worst
         assert graphs > 0
@@ -151,16 +173,17 @@ def partly_compiled(ranks: Ranks, config: TrainConfig, folder: Path) -> TrainRes
     return trained(ranks, config, folder)
 
 
-def of_one_block(home: Path, **changes: Any) -> TrainConfig:
+def compiled_config(home: Path, pattern: str = "F", **changes: Any) -> TrainConfig:
     config = config_for(home, compile=True, steps=StepsConfig(warmup=1, timed=2, val_rows=4), **changes)
-    return replace(config, model=replace(config.model, pattern="F"))
+    return replace(config, model=replace(config.model, pattern=pattern))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("pattern", "mesh_sizes"), [("F", {}), ("MA", {"context": 2}), ("FA", {"tensor": 2})])
 def test_training_by_compiled_ranks_follows_one_process_and_says_that_it_was_compiled(
-    home: Path, dataset: Dataset
+    home: Path, dataset: Dataset, pattern: str, mesh_sizes: dict[str, int]
 ) -> None:
-    config = of_one_block(home, mesh=MeshConfig(devices=2))
+    config = compiled_config(home, pattern, mesh=MeshConfig(devices=2, **mesh_sizes))
     alone = train(replace(config, mesh=MeshConfig(), compile=False), dataset=dataset, on_step=lambda _: None)
     first, again = (run_ranks(config.mesh, trained, config, dataset.folder) for _ in range(2))
     result = first[0]
@@ -180,15 +203,7 @@ def not_live(config: TrainConfig, result: TrainResult) -> list[str]:
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_compile_is_found(home: Path, dataset: Dataset) -> None:
-    config = of_one_block(home, mesh=MeshConfig(devices=2, sharding="replicated"))
+    config = compiled_config(home, mesh=MeshConfig(devices=2, sharding="replicated"))
     result = run_ranks(config.mesh, partly_compiled, config, dataset.folder)[0]
     assert result.facts[ModelFact.COMPILED_GRAPHS] == "mixed"
     assert not_live(config, result) == ["compile"]
-
-
-@pytest.mark.parametrize("gate", ["tensor", "context"])
-def test_blocks_that_exchange_messages_are_not_compiled(gate: str) -> None:
-    config = TrainConfig(compile=True, mesh=MeshConfig(devices=4))
-    check_mesh(config)
-    with pytest.raises(ConfigError, match=f"compile: is true; blocks .*; allowed with mesh.{gate} 2: false"):
-        check_mesh(replace(config, mesh=replace(config.mesh, **{gate: 2})))
