@@ -114,7 +114,7 @@ def _config(options: argparse.Namespace, gates: str) -> TrainConfig:
         model=replace(model, pattern=options.pattern or model.pattern),
         data=replace(config.data, seq_len=options.tokens),
         steps=StepsConfig(warmup=3, timed=options.steps, val_rows=0),
-        micro_batch=options.rows,
+        micro_batch=options.rows * options.ranks,  # before the gates divide rows or layers
         mesh=MeshConfig(devices=options.ranks),
     )
     settings = (setting.partition("=") for setting in gates.split(",") if setting)
