@@ -96,12 +96,20 @@ def test_a_trial_is_its_place_in_an_ablation(api: Api, made: dict[str, str]) -> 
         (("log", "alone/0"), "has no block '0'; blocks: 1-6"),
         (("log", "alone/²"), "has no block '²'; blocks: 1-6"),
         (("offline", "receipts", "alone/2/psiv-on"), "queued"),
+        (("show", "alone/2/nothing"), "there is no arm 'nothing'; arms: "),
+        (("show", "alone/9"), "has no block '9'; blocks: 1-6"),
+        (("cancel", "latest/2"), "'latest/2' is a place in an ablation, and this command takes the ablation: latest"),
     ):
         done = ablate(*words)
         assert (done.code, message in " ".join(done.err.split())) == (5, True), done.err
     assert second
     for word in ("alone/2/psiv-on", "alone/2/psi", "latest/2/ch", "alone", second["baseline"]):
         assert ablate("log", word).code == 0, word
+    for word, arms in (("alone/2/psiv-on", ["psiv-on"]), ("latest/2/psi", ["psiv-on"]), ("alone/2", list(second))):
+        trials = json.loads(ablate("show", word, "--json").out)["trials"]
+        assert sorted((trial["block_index"], trial["arm"]) for trial in trials) == [(1, arm) for arm in sorted(arms)]
+    assert second["psiv-on"] in ablate("show", "alone/2/psiv-on").out
+    assert ablate("show", "alone/2", "--from-block", "3").code == 64
 
 
 def test_a_log_ends_with_why_its_trial_is_over(api: Api) -> None:

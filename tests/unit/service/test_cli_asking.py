@@ -246,7 +246,8 @@ def test_a_variant_of_a_commit_has_the_name_that_its_author_gave() -> None:
 
 
 @pytest.mark.parametrize(
-    ("revision", "name"), [("v1.2", "v1.2 (ffffffffffff)"), ("fffffff", "commit ffffffffffff"), ("", "commit ffffffffffff")]
+    ("revision", "name"),
+    [("v1.2", "v1.2 (ffffffffffff)"), ("fffffff", "commit ffffffffffff"), ("", "commit ffffffffffff")],
 )
 def test_the_question_names_the_revision_as_typed_and_its_commit(revision: str, name: str) -> None:
     asked = asked_change(("a",), commit=40 * "f", revision=revision)
