@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ablate.service.schemas.ablations import AblationPublic, TrialPublic
     from ablate.service.schemas.nodes import CalibrationList, NodePublic, NodeRuns, WaitingPublic
     from ablate.service.schemas.sessions import SessionPath, SessionPublic
-    from ablate.service.schemas.submissions import NodeClassAnswer, PlanPublic
+    from ablate.service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic
     from ablate.service.schemas.tokens import TokenPublic
 
 _STATE_COLOURS: dict[str, str] = {
@@ -170,6 +170,15 @@ def plan(answer: "PlanPublic") -> RenderableType:
 def warnings(texts: Sequence[str]) -> RenderableType:
     """Return the warnings about a spec, one per line."""
     return Group(*(Text(f"{WARNING}{text}", style_of(WARNING)) for text in texts))
+
+
+def remarks(answer: "AblationAccepted") -> RenderableType:
+    """Return what the service added to a submission, and its warnings."""
+    own = []
+    if answer.plan.control is not None:
+        more = wording.counted(answer.plan.blocks, "trial")
+        own.append(Text(f"arm '{answer.plan.control}' repeats the baseline, to measure the noise: {more} more"))
+    return Group(*own, warnings(answer.warnings))
 
 
 def _device_minutes(answer: "PlanPublic") -> str:

@@ -13,7 +13,10 @@ from ablate.experiments.design.plan import controlled, make_plan
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.ids import new_id
 from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.cli import tables
+from ablate.service.cli.output import plain_text
 from ablate.service.lifecycle import OutboxKind
+from ablate.service.schemas.submissions import AblationAccepted
 from ablate.service.submitting import _has_control
 from tests.api_stack import Api, api_fixture, running_api
 from tests.calibrations import aa_spec, aa_text
@@ -235,8 +238,9 @@ def test_a_control_repeats_the_baseline_unasked_and_its_blocks_are_noise(tmp_pat
         shown = planned(api, spec_values())
         assert (shown["control"], [arm["name"] for arm in shown["arms"]][-1]) == ("control", "control")
         assert shown["trials"] == 24
-        (said,) = made["warnings"]
-        assert said == "arm 'control' was added: it repeats the baseline, to measure the noise, 6 trials more"
+        assert (made["plan"]["control"], made["warnings"]) == ("control", [])
+        printed = plain_text(tables.remarks(AblationAccepted.model_validate(made)))
+        assert printed == "arm 'control' repeats the baseline, to measure the noise: 6 trials more"
         run(api, make_spec(), control=True)
         judged = answer(api, f"/v1/ablations/{made['id']}/verdict")
         assert [one["arm"] for one in judged["variants"]] == ["psiv-on", "chunk-32"]
