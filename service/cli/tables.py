@@ -400,10 +400,11 @@ def session(path: "SessionPath") -> RenderableType:
         ("next level", f"{100 * path.next_level:.2g} %"),
         *([("advice", f"[yellow]{escape(path.advice)}[/]")] if path.advice else []),
     )
-    table = TerminalTable(*numbers("proposal"), *names("outcome"), *numbers("level"), *texts("answer", "note"),
+    table = TerminalTable(*numbers("proposal"), *names("outcome"), *numbers("level"), *texts("answer", "change"),
                           *names("name"), *ids("ablation"), leaving=("ablation", "name"))  # fmt: skip
     for one in path.path:
         level = f"{100 * one.level:.2g} %"
-        outcome, answer, note = one.outcome or f"({one.state})", escape(one.answer or ""), escape(one.note or "")
-        table.add_row(str(one.number), str(outcome), level, answer, note, escape(one.name), one.ablation_id)
+        outcome, answer, change = one.outcome or f"({one.state})", one.answer or "", one.note or one.change
+        table.add_row(str(one.number), str(outcome), level, escape(answer), escape(change), escape(one.name),
+                      one.ablation_id)  # fmt: skip
     return Group(pairs, table) if path.path else Group(pairs)

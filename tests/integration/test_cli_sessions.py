@@ -65,6 +65,7 @@ def test_a_session_is_opened_used_and_closed(api: Api, tmp_path: Path) -> None:
 
     shown = " ".join(ablate("sessions", "show", "night").out.split())
     texts = ("kept 1 of 2 proposals", "incumbent proposal 2", "discard", "keep", "cache PsiV: less [memory]")
+    assert "psiv_cache true" in shown, "the change of the proposal without a note"
     assert all(text in shown for text in texts)
     assert "noise" not in shown, "an exact metric needs no A/A blocks"
     assert "night" in ablate("sessions", "list").out
@@ -121,6 +122,8 @@ def test_a_command_is_proposed_with_the_code_of_the_current_folder(
 
     same = ("python", "train.py", "--seed", "{seed}")
     code_only = proposed(api, *same)
+    assert answer["proposal"]["change"].startswith("--lr 1 \N{RIGHTWARDS ARROW} 2, + --wd 0.1, code ")
+    assert json.loads(code_only.out)["proposal"]["change"].startswith("code ")
     own = api.get(f"/v1/ablations/{json.loads(code_only.out)['proposal']['ablation_id']}/spec").json()["text"]
     assert yaml.safe_load(own)["variants"]["proposal"]["args"] == base["baseline"]["args"], "only its code is another"
 
