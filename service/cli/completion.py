@@ -87,6 +87,11 @@ def sessions(incomplete: str) -> list[str]:
     return _from_service(lambda client: (row.name for row in client.sessions.list()), incomplete)
 
 
+def pages(incomplete: str) -> list[str]:
+    """Offer what has a page of its own: ablations and sessions."""
+    return [*ablations(incomplete), *sessions(incomplete)]
+
+
 def keys(incomplete: str) -> list[str]:
     """Offer the keys of nodes that are not revoked."""
     return _from_service(

@@ -203,6 +203,11 @@ def test_the_command_signs_a_browser_in(tmp_path: Path, monkeypatch: pytest.Monk
             assert ("read and operate" in page.text) == (scope == "operate")
             assert (f'action="/sign-in?to=/a/{made}"' in page.text) == (scope == "read")
         assert len(opened) == 1, "not with --print"
+        api.submit(ablation="night-1")
+        opening = api.client.post("/v1/sessions/night:open", headers=api.admin, json=spec_values(ablation="night-2"))
+        assert opening.status_code == 201, opening.text
+        page = api.client.get(ablate("open", "--print", "night").out.strip())
+        assert 'action="/sign-in?to=/sessions/night"' in page.text
         missing = ablate("open", "--print", "unheard-of")
         assert (missing.code, missing.out) == (5, "")
         assert "no ablation whose name or id begins with 'unheard-of'" in " ".join(missing.err.split())
