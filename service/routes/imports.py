@@ -170,10 +170,7 @@ def _import_of(bundle: Bundle, imported_by: str, trusted: Iterable[str]) -> Impo
             content_type=file.content_type,
             submitted_by=imported_by,
         ),
-        receipts={
-            block.attempt.index: [verified(trial.receipt.model_dump(mode="json")) for trial in block.trials]
-            for block in bundle.blocks
-        },
+        receipts={block.attempt.index: [verified(trial.receipt) for trial in block.trials] for block in bundle.blocks},
     )
 
 
