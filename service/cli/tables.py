@@ -389,13 +389,17 @@ def sessions(rows: "Iterable[SessionPublic]") -> RenderableType:
     return table if table.rows else "No session yet. Open one: ablate sessions open NAME SPEC"
 
 
+def incumbent(path: "SessionPath") -> str:
+    """Name the incumbent of a session."""
+    return f"proposal {path.incumbent}" if path.incumbent else "the baseline that opened it"
+
+
 def session(path: "SessionPath") -> RenderableType:
     """Return one session with its proposals."""
-    incumbent = f"proposal {path.incumbent}" if path.incumbent else "the baseline that opened it"
     pairs = facts(
         ("session", f"[bold]{escape(path.name)}[/], {path.state}, opened by {escape(path.opened_by)}"),
         ("decides", f"{path.metric} on node class {path.node_class}"),
-        ("incumbent", f"{incumbent}; its spec: ablate sessions spec {escape(path.name)}"),
+        ("incumbent", f"{incumbent(path)}; its spec: ablate sessions spec {escape(path.name)}"),
         ("kept", f"{path.kept:,} of {wording.counted(path.proposals, 'proposal')}"),
         ("next level", f"{100 * path.next_level:.2g} %"),
         *([("advice", f"[yellow]{escape(path.advice)}[/]")] if path.advice else []),
