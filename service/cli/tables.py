@@ -285,6 +285,8 @@ def nodes(rows: "Iterable[NodePublic]") -> RenderableType:
         devices = ", ".join(name if count == 1 else f"{count} times {name}" for name, count in counts.items())
         if len(row.devices) > 1:
             devices += f"; {row.devices_free} free"
+        if row.cores is not None:
+            devices += f"; {wording.counted(row.cores, 'core')}"
         lacks = escape("; ".join([*row.lacks, *_lanes_that_failed(row)]))
         seen = wording.moment(row.seen_at)
         table.add_row(

@@ -237,7 +237,7 @@ def test_nodes_are_compared_with_reasons_and_versions(api: Api, world: WebWorld,
     page = visit()
     page.get_by_role("link", name="Nodes", exact=True).click()
     busy = plain(page.locator("#nodes").inner_text())
-    assert "Load: 1 of 64 devices busy; other processes took 2 % of the CPU time of its last trial" in busy
+    assert "Load: 1 of 64 devices busy; other processes took 2 % of the CPU time during its last trial" in busy
     assert "Runs loss-chunks, block 2" in busy
     results = page.get_by_role("region", name="Lanes and back ends on h100")
     rows = [row.inner_text().split("\t") for row in results.get_by_role("row").all()]
