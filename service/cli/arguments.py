@@ -184,8 +184,8 @@ def ablation_id(client: "Client", name: str) -> str:
 def _not_a_name(name: str) -> str:
     if Path(name).exists():
         return f"{name!r} is neither a bundle nor the name of an ablation"
-    ablation, slash, _place = name.partition("/")
-    if slash and may_name_an_ablation(ablation):
+    ablation, place = divided_place(name)
+    if place and may_name_an_ablation(ablation):
         return f"{name!r} is a place in an ablation, and this command takes the ablation: {ablation}"
     return f"there is no file {name!r}, and names and ids of ablations have only letters, digits, '-' and '_'"
 
@@ -261,6 +261,12 @@ def trials_at(client: "Client", ablation: str, place: str) -> "list[TrialPublic]
     if arm and name is None:
         raise NotFound(f"there is no arm {arm!r}; arms: {', '.join(arms)}")
     return [trial for trial in block if name in (None, trial.arm)]
+
+
+def divided_place(name: str) -> tuple[str, str]:
+    """Return ABLATION and BLOCK/ARM or BLOCK of a place; the text itself and nothing of any other."""
+    ablation, _, place = name.partition("/")
+    return (ablation, place) if re.match("[0-9]", place) else (name, "")
 
 
 def _trials_of(client: "Client", ablation: str, index: int) -> "list[TrialPublic]":

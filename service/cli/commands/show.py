@@ -7,7 +7,7 @@ import typer
 
 from ablate.experiments.block_numbers import block_index, block_number
 from ablate.service.cli import completion, tables
-from ablate.service.cli.arguments import ABLATION_NAMES, ablation_id, trials_at
+from ablate.service.cli.arguments import ABLATION_NAMES, ablation_id, divided_place, trials_at
 from ablate.service.cli.output import JsonOption, guarded, out, print_json_list
 from ablate.service.client.api import Client
 
@@ -38,7 +38,7 @@ def show_(
     as_json: JsonOption = False,
 ) -> None:
     """Show one ablation, its trials, and the kernels of profiled steps."""
-    called, _, place = ablation.partition("/")
+    called, place = divided_place(ablation)
     if place and from_block is not None:
         raise typer.BadParameter(f"--from-block begins in an ablation, and {ablation!r} names its block already")
     with Client() as client:
