@@ -319,13 +319,13 @@ def test_a_number_of_ones_own_beyond_the_budget_is_accepted_with_the_warning_of_
     made = api.post_spec(asked, key="over").json()
     cost = plan["expected_device_minutes"]
     assert made["plan"]["expected_device_minutes"] == cost > 0.01
-    said, again = made["warnings"]
+    warning, again = made["warnings"]
     assert again.startswith("asking 2 of this question, after 'factory': it is tested at 0.5")
-    assert [said] == plan["warnings"] == api.post_spec(asked, key="over").json()["warnings"][:1]
-    assert said.startswith(f"about {cost:,.1f} device minutes are expected, and limits.device_minutes allows 0.01: ")
+    assert [warning] == plan["warnings"] == api.post_spec(asked, key="over").json()["warnings"][:1]
+    assert warning.startswith(f"about {cost:,.1f} device minutes are expected, and limits.device_minutes allows 0.01: ")
     for allowed, warned in ((cost * 0.999, True), (cost, False), (cost * 1.001, False)):
-        said, *_again = api.post_spec(spec_values(limits={"device_minutes": allowed})).json()["warnings"]
-        assert ("device minutes are expected" in said) == warned
+        warning, *_again = api.post_spec(spec_values(limits={"device_minutes": allowed})).json()["warnings"]
+        assert ("device minutes are expected" in warning) == warned
 
 
 def test_what_ran_on_one_node_class_says_nothing_of_the_cost_on_another(api: Api) -> None:

@@ -71,8 +71,8 @@ def test_what_is_misspelt_is_answered_with_what_was_meant(made: dict[str, str]) 
         (("nodes", "drain", "CPU-1"), 5, "there is no node 'CPU-1'; did you mean 'cpu-1'?"),
     ):
         done = ablate(*words)
-        said = " ".join(done.err.replace("│", " ").split())
-        assert (done.code, message in said, "did you mean" in said) == (code, True, "zzzzzz" not in words), said
+        error = " ".join(done.err.replace("│", " ").split())
+        assert (done.code, message in error, "did you mean" in error) == (code, True, "zzzzzz" not in words), error
     assert ablate("list", "--state", "queued").code == 0
 
 
@@ -231,10 +231,10 @@ def test_a_folder_without_a_token_says_where_it_looked_and_what_to_do(
     get_client_settings.cache_clear()
     words = ablate("list")
     url = str(api.client.base_url).rstrip("/")
-    said = " ".join(words.err.split())
+    error = " ".join(words.err.split())
     assert words.code == 5
-    assert f"nothing runs in {tmp_path / '.ablate'}; a service answers at {url}, but this folder has no token" in said
-    assert "where `ablate up` was run, or set ABLATE_HOME or ABLATE_TOKEN" in said
+    assert f"nothing runs in {tmp_path / '.ablate'}; a service answers at {url}, but this folder has no token" in error
+    assert "where `ablate up` was run, or set ABLATE_HOME or ABLATE_TOKEN" in error
     monkeypatch.setenv("ABLATE_TOKEN", "a-token-that-nobody-gave")
     get_client_settings.cache_clear()
     assert "this folder has no token" not in " ".join(ablate("list").err.split())

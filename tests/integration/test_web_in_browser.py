@@ -339,11 +339,11 @@ def test_no_page_has_a_barrier_or_overflows_or_is_heavy(
     for name, path in pages_of(world).items():
         page.goto(base(api) + path, wait_until="load")
         check_page(page, name)
-    for error, said in ((RuntimeError("ours"), "Internal Server Error"), (Unavailable(), "Service Unavailable")):
+    for error, message in ((RuntimeError("ours"), "Internal Server Error"), (Unavailable(), "Service Unavailable")):
         monkeypatch.setattr(pages, "overview", raising(error))
         page.goto(base(api))
-        assert page.get_by_role("heading", name=said).is_visible()
-        check_page(page, said)
+        assert page.get_by_role("heading", name=message).is_visible()
+        check_page(page, message)
     monkeypatch.undo()
     page.goto(base(api))
     page.get_by_role("button", name="Sign out").click()

@@ -124,16 +124,16 @@ def test_a_list_and_one_ablation_say_the_answer_of_the_page(api: Api) -> None:
     node, spec = api.register("node-d"), {"ablation": "answered", "limits": {"priority": 100}}
     made = api.submit(**spec)["id"]
 
-    def said() -> list[str | None]:
+    def listed_and_shown() -> list[str | None]:
         rows = {row["id"]: row["answer"] for row in api.get("/v1/ablations?limit=500").json()["items"]}
         return [rows[made], api.get(f"/v1/ablations/{made}").json()["answer"]]
 
     for index in range(6):
-        assert said() == [None, None]
+        assert listed_and_shown() == [None, None]
         web_world.report(api, api.claimed(node), node, changed=web_world.speeds(index), **spec)
     web_world.settle(api)
     verdict = Verdict.model_validate(api.get(f"/v1/ablations/{made}/verdict").json())
-    assert said() == [short_answer(verdict)] * 2
+    assert listed_and_shown() == [short_answer(verdict)] * 2
     best = read_answer(verdict.model_dump_json()).variants[0]
     assert short_answer(verdict).startswith(f"{best.arm} {best.word.text}, ")
     assert best.headline in html.unescape(Person.signed_in(api).get("/").text)
