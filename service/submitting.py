@@ -142,7 +142,8 @@ def accepted(services: Services, submission: Submission) -> AblationAccepted:
         waits_for = eligible_nodes(connection, plan, silent_s=silent_s).waits_for
         family = family_if_asked_now(connection, questions(submission.spec, plan))
     again = _asked_again(submission.spec, plan, family)
-    warnings = [*warnings_of(submission.spec, minutes), *again, *_warnings(plan, waits_for)]
+    waits = [] if waits_for is None else [f"it waits for {waits_for}"]
+    warnings = [*warnings_of(submission.spec, minutes), *again, *waits]
     return accepted_public(submission.ablation_id, plan, expected_device_minutes=minutes, warnings=warnings)
 
 
@@ -152,19 +153,6 @@ def _asked_again(spec: AblationSpec, plan: Plan, family: Family) -> Iterator[str
     if number > 1 and spec.verdict.session is None and not spec.verdict.primary.exact:
         level = wording.plain_percent(100 * alpha_of(number))
         yield f"asking {number} of this question, after '{family.earlier[-1].name}': it is tested at {level}"
-
-
-def _warnings(plan: Plan, waits_for: str | None) -> Iterator[str]:
-    if plan.control is not None:
-        yield control_sentence(plan.control.name, len(plan.blocks))
-    if waits_for is not None:
-        yield f"it waits for {waits_for}"
-
-
-def control_sentence(name: str, blocks: int) -> str:
-    """Say that a plan has one more arm, what it is for and what it costs."""
-    more = wording.counted(blocks, "trial")
-    return f"arm '{name}' was added: it repeats the baseline, to measure the noise, {more} more"
 
 
 def _has_control(ablation_id: str, spec: AblationSpec, every: int, *, measured: bool) -> bool:

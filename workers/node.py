@@ -106,6 +106,7 @@ class Node:
             lacks=self.lacks,
             public_key=public_key,
             allocation=self.allocation,
+            cores=self.cores,
         )
 
     def table(self) -> Table:

@@ -99,9 +99,9 @@ def proposal_problems(spec: AblationSpec, incumbent: AblationSpec, session: str)
     for part in ("workload", "baseline", "placement", "verdict"):
         own, other = (_comparable(part, one) for one in (spec, incumbent))
         for path in _differing(own, other, (part,)):
-            given, expected = (_at(values, path[1:]) for values in (own, other))
+            proposed_value, expected = (_at(values, path[1:]) for values in (own, other))
             whose = "the incumbent of " if part in ("workload", "baseline") else ""
-            detail = f"{whose}session '{session}' has {_text(expected)} here; given: {_text(given)}"
+            detail = f"{whose}session '{session}' has {_text(expected)} here; given: {_text(proposed_value)}"
             yield SpecProblem(pointer=pointer(*path), detail=detail, hint=_HINTS[part].format(session))
 
 
@@ -110,10 +110,10 @@ def _readable_problems(spec: AblationSpec, session: str) -> Iterator[SpecProblem
     base = spec.workload.code
     repository = base.git if isinstance(base, RepositoryCommit) else None
     for name, own in spec.variants.items() if spec.workload.evaluate is not None else ():
-        given = own.code.git if isinstance(own.code, RepositoryCommit) else own.code
-        if isinstance(given, str) and given != repository:
+        folder = own.code.git if isinstance(own.code, RepositoryCommit) else own.code
+        if isinstance(folder, str) and folder != repository:
             detail = (
-                f"code {shown(given)} is on the node, where it may have the files of the protected evaluation of "
+                f"code {shown(folder)} is on the node, where it may have the files of the protected evaluation of "
                 f"session '{session}'"
             )
             yield SpecProblem(pointer=pointer("variants", name, "code"), detail=detail, hint="send it: code: .")

@@ -33,7 +33,7 @@ from ablate.experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, 
 from ablate.experiments.records.earlier_release import LAST_BUNDLE, RELEASE, EarlierBundle, earlier_problems, is_earlier
 from ablate.experiments.records.identity import claimed_fields, mismatches
 from ablate.experiments.records.plan_file import PlanFile, read_plan_file
-from ablate.experiments.records.receipt_check import verify
+from ablate.experiments.records.receipt_check import checked
 from ablate.experiments.records.receipt_clocks import slice_problems
 from ablate.experiments.records.receipts import Receipt, held_by
 from ablate.experiments.records.signing import manifest_statement, signature_problem
@@ -220,10 +220,11 @@ class _BlockReader:
         if not isinstance(values, dict):
             self._note(path, "is not a receipt: expected a mapping")
             return None
-        details = [f"{field} {detail}" for field, detail in mismatches(values, expected)] + verify(values)
+        receipt, problems = checked(values)
+        details = [f"{field} {detail}" for field, detail in mismatches(values, expected)] + problems
         for detail in details:
             self._note(path, detail)
-        return None if details else Receipt.model_validate_json(text)
+        return None if details else receipt
 
     def _check_code(self, path: str, receipt: Receipt) -> None:
         """Compare the code that a trial ran with the code that the plan carried."""

@@ -38,19 +38,28 @@ from ablate.model.config import StepsConfig, TrainConfig
 from ablate.model.counts import step_flops
 
 
-def verify(receipt: Mapping[str, Any]) -> list[str]:
-    """Return the problems of a receipt read from JSON; none when it is complete, unaltered and consistent."""
-    version = receipt.get("schema_version")
+def checked(values: Mapping[str, Any]) -> tuple[Receipt | None, list[str]]:
+    """Return a receipt read from JSON and its problems; none when it is complete, unaltered and consistent.
+
+    The receipt is None if the values are none.
+    """
+    version = values.get("schema_version")
     if type(version) is not int or version != SCHEMA_VERSION:
-        return [f"schema_version is {shown(version)}; this program reads {SCHEMA_VERSION}"]
+        return None, [f"schema_version is {shown(version)}; this program reads {SCHEMA_VERSION}"]
     try:
-        typed = Receipt.model_validate_json(json.dumps(receipt, allow_nan=False), strict=True)
-        altered = seal_problem(typed)
+        receipt = Receipt.model_validate_json(json.dumps(values, allow_nan=False), strict=True)
+        altered = seal_problem(receipt)
     except ValidationError as error:
-        return [f"not a receipt: {first_problem(error)}"]
+        return None, [f"not a receipt: {first_problem(error)}"]
     except (TypeError, ValueError) as error:
-        return [f"not a receipt: {error}"]
-    return [*filter(None, [altered]), *contradictions(typed)]
+        return None, [f"not a receipt: {error}"]
+    return receipt, [*filter(None, [altered]), *contradictions(receipt)]
+
+
+def verify(values: Mapping[str, Any]) -> list[str]:
+    """Return the problems of a receipt read from JSON; none when it is complete, unaltered and consistent."""
+    _receipt, problems = checked(values)
+    return problems
 
 
 def contradictions(receipt: Receipt) -> list[str]:

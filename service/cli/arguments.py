@@ -184,6 +184,9 @@ def ablation_id(client: "Client", name: str) -> str:
 def _not_a_name(name: str) -> str:
     if Path(name).exists():
         return f"{name!r} is neither a bundle nor the name of an ablation"
+    ablation, place = divided_place(name)
+    if place and may_name_an_ablation(ablation):
+        return f"{name!r} is a place in an ablation, and this command takes the ablation: {ablation}"
     return f"there is no file {name!r}, and names and ids of ablations have only letters, digits, '-' and '_'"
 
 
@@ -236,10 +239,34 @@ def trial_at(client: "Client", name: str) -> "TrialPublic":
     """
     ablation, _, place = name.partition("/")
     name = ablation_id(client, ablation)
-    trial = _at(client, name, place) if place else _latest(_trials_of_running_block(client, name))
+    trial = _latest(trials_at(client, name, place) if place else _trials_of_running_block(client, name))
     if "/" not in place:
         err().print(f"[dim]{block_name(trial.block_index)}, {escape(trial.arm)}, {trial.state}[/]")
     return trial
+
+
+def trials_at(client: "Client", ablation: str, place: str) -> "list[TrialPublic]":
+    """Return the trial at BLOCK/ARM of the ablation with this id, or all trials at BLOCK.
+
+    Raises NotFound or Ambiguous with the possible names.
+    """
+    number, _, arm = place.partition("/")
+    index = block_index(int(number)) if re.fullmatch("[1-9][0-9]{0,8}", number) else -1
+    block = _trials_of(client, ablation, index) if index >= 0 else []
+    if not block:
+        blocks = block_list(range(client.ablations.get(ablation).blocks.planned))
+        raise NotFound(f"the ablation has no block {number!r}; blocks: {blocks}")
+    arms = [trial.arm for trial in block]
+    name = _single(arms, arm, "arms") if arm else None
+    if arm and name is None:
+        raise NotFound(f"there is no arm {arm!r}; arms: {', '.join(arms)}")
+    return [trial for trial in block if name in (None, trial.arm)]
+
+
+def divided_place(name: str) -> tuple[str, str]:
+    """Return ABLATION and BLOCK/ARM or BLOCK of a place; the text itself and nothing of any other."""
+    ablation, _, place = name.partition("/")
+    return (ablation, place) if re.match("[0-9]", place) else (name, "")
 
 
 def _trials_of(client: "Client", ablation: str, index: int) -> "list[TrialPublic]":
@@ -266,20 +293,6 @@ def _latest(trials: "list[TrialPublic]") -> "TrialPublic":
     not_started = (TrialState.QUEUED, TrialState.CANCELLED)
     started = [trial for trial in trials if trial.state not in not_started] or trials[:1]
     return next((trial for trial in started if trial.runs_now), started[-1])
-
-
-def _at(client: "Client", ablation: str, place: str) -> "TrialPublic":
-    number, _, arm = place.partition("/")
-    index = block_index(int(number)) if re.fullmatch("[1-9][0-9]{0,8}", number) else -1
-    block = _trials_of(client, ablation, index) if index >= 0 else []
-    if not block:
-        blocks = block_list(range(client.ablations.get(ablation).blocks.planned))
-        raise NotFound(f"the ablation has no block {number!r}; blocks: {blocks}")
-    arms = [trial.arm for trial in block]
-    name = _single(arms, arm, "arms") if arm else _latest(block).arm
-    if name is None:
-        raise NotFound(f"there is no arm {arm!r}; arms: {', '.join(arms)}")
-    return next(trial for trial in block if trial.arm == name)
 
 
 def _single(names: Sequence[str], prefix: str, kind: str) -> str | None:

@@ -82,6 +82,8 @@ class AskedQuestion:
     baseline: Mapping[str, Any]
     """As in a spec."""
     variants: Mapping[str, Any]
+    commit_name: str = ""
+    """What the user calls the commit of a variant, with its short name: `v1.2 (4f2a9c1b03de)`."""
     metric: str | None = None
     """A metric of ours, a name that the program reports, a line that it prints with {} for the number, or
     `tensorboard:TAG` (`wandb:`, `mlflow:`) that it logs."""
@@ -101,7 +103,7 @@ class AskedQuestion:
         """Yield the arms with what they run."""
         for name, arm in {BASELINE: self.baseline, **self.variants}.items():
             before = [f"{key}={shlex.quote(value)}" for key, value in arm.get("env", {}).items()]
-            after = [f"(code of commit {arm['code']['commit'][:12]})"] if "code" in arm else []
+            after = [f"(code of {self.commit_name})"] if "code" in arm else []
             args = arm.get("args", self.baseline.get("args", ()))
             yield name, " ".join([*before, shlex.join([*self.command, *args]), *after])
 
@@ -265,9 +267,15 @@ def asked_change(
     words = [*changes, *(f"{key}={value}" for key, value in env.items())]
     name = slug(" ".join([*words, revision]))[:40].strip("-") or "variant"
     name = f"{name}-variant" if name in (BASELINE, CONTROL) else name
-    change = " and ".join(filter(None, [" ".join(words), f"the code of {commit[:12]}" if commit else ""]))
+    commit_name = _commit_name(commit, revision) if commit else ""
+    change = " and ".join(filter(None, [" ".join(words), f"the code of {commit_name}" if commit else ""]))
     arms: dict[str, Any] = {"baseline": {"args": list(args)}, "variants": {name: variant}}
-    return AskedQuestion(name=f"ask-{name}", change=change, command=shared, **arms, **rule)
+    return AskedQuestion(name=f"ask-{name}", change=change, command=shared, commit_name=commit_name, **arms, **rule)
+
+
+def _commit_name(commit: str, revision: str) -> str:
+    short = commit[:12]
+    return f"commit {short}" if commit.startswith(revision) else f"{revision} ({short})"
 
 
 def slug(text: str) -> str:

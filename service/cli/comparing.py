@@ -343,7 +343,7 @@ def _by_service(body: SpecBody, text: str) -> AblationAnswer:
     with Client() as client:
         accepted = client.ablations.submit(body)
         try:
-            err().print(tables.warnings(accepted.warnings))
+            err().print(tables.remarks(accepted))
             follow(client, accepted.id, err())
         except KeyboardInterrupt:
             client.ablations.cancel(accepted.id)

@@ -65,6 +65,11 @@ def trials(incomplete: str) -> list[str]:
     return _from_service(lambda client: _trials(client, incomplete), incomplete)
 
 
+def places(incomplete: str) -> list[str]:
+    """Offer ablations, and after a slash their blocks and arms."""
+    return trials(incomplete) if "/" in incomplete else ablations(incomplete)
+
+
 def nodes(incomplete: str) -> list[str]:
     """Offer registered nodes."""
     return _from_service(lambda client: (row.name for row in client.nodes()), incomplete)
@@ -80,6 +85,11 @@ def tokens(incomplete: str) -> list[str]:
 def sessions(incomplete: str) -> list[str]:
     """Offer the names of sessions."""
     return _from_service(lambda client: (row.name for row in client.sessions.list()), incomplete)
+
+
+def pages(incomplete: str) -> list[str]:
+    """Offer what has a page of its own: ablations and sessions."""
+    return [*ablations(incomplete), *sessions(incomplete)]
 
 
 def keys(incomplete: str) -> list[str]:

@@ -61,9 +61,9 @@ def run_spec(
 
 
 def print_accepted(console: Console, answer: AblationAccepted) -> None:
-    """Print the accepted ablation, the spec's warnings, and the commands that usually come next."""
+    """Print the accepted ablation, remarks on it, and the commands that usually come next."""
     console.print(f"[bold]{escape(answer.name)}[/] accepted as [bold]{answer.id}[/] ({answer.state})")
-    console.print(tables.warnings(answer.warnings))
+    console.print(tables.remarks(answer))
     console.print(f"  follow   ablate watch {answer.id}")
     console.print(f"  answer   ablate verdict {answer.id} --explain")
     console.print(f"  stop     ablate cancel {answer.id}")

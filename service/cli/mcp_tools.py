@@ -206,7 +206,7 @@ def ask(
     with _client(ctx) as client:
         accepted = client.ablations.submit(_body(ctx, spec), idempotency_key=idempotency_key or None)
         row = _waited(ctx, client, accepted.id, wait_s)
-        return _answer(row, tables.warnings(accepted.warnings), _ended(client, row))
+        return _answer(row, tables.remarks(accepted), _ended(client, row))
 
 
 def status(
@@ -296,7 +296,7 @@ def try_(
         accepted = client.sessions.propose(session, body, idempotency_key=idempotency_key or None)
         row = _waited(ctx, client, accepted.accepted.id, wait_s)
         answer = client.sessions.answer(accepted)
-        lines = [proposing.heading(accepted), tables.warnings(accepted.accepted.warnings), _ended(client, row)]
+        lines = [proposing.heading(accepted), tables.remarks(accepted.accepted), _ended(client, row)]
         return _answer(answer, *lines, *([proposing.closing(answer)] if answer.outcome else []))
 
 

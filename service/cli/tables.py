@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ablate.service.schemas.ablations import AblationPublic, TrialPublic
     from ablate.service.schemas.nodes import CalibrationList, NodePublic, NodeRuns, WaitingPublic
     from ablate.service.schemas.sessions import SessionPath, SessionPublic
-    from ablate.service.schemas.submissions import NodeClassAnswer, PlanPublic
+    from ablate.service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic
     from ablate.service.schemas.tokens import TokenPublic
 
 _STATE_COLOURS: dict[str, str] = {
@@ -172,6 +172,15 @@ def warnings(texts: Sequence[str]) -> RenderableType:
     return Group(*(Text(f"{WARNING}{text}", style_of(WARNING)) for text in texts))
 
 
+def remarks(answer: "AblationAccepted") -> RenderableType:
+    """Return what the service added to a submission, and its warnings."""
+    own = []
+    if answer.plan.control is not None:
+        more = wording.counted(answer.plan.blocks, "trial")
+        own.append(Text(f"arm '{answer.plan.control}' repeats the baseline, to measure the noise: {more} more"))
+    return Group(*own, warnings(answer.warnings))
+
+
 def _device_minutes(answer: "PlanPublic") -> str:
     cost, sizing = answer.expected_device_minutes, answer.sizing
     most = "unknown: no similar ablation has run yet" if cost is None else f"about {wording.fixed(cost, 1)}"
@@ -276,6 +285,8 @@ def nodes(rows: "Iterable[NodePublic]") -> RenderableType:
         devices = ", ".join(name if count == 1 else f"{count} times {name}" for name, count in counts.items())
         if len(row.devices) > 1:
             devices += f"; {row.devices_free} free"
+        if row.cores is not None:
+            devices += f"; {wording.counted(row.cores, 'core')}"
         lacks = escape("; ".join([*row.lacks, *_lanes_that_failed(row)]))
         seen = wording.moment(row.seen_at)
         table.add_row(
@@ -380,21 +391,26 @@ def sessions(rows: "Iterable[SessionPublic]") -> RenderableType:
     return table if table.rows else "No session yet. Open one: ablate sessions open NAME SPEC"
 
 
+def incumbent(path: "SessionPath") -> str:
+    """Name the incumbent of a session."""
+    return f"proposal {path.incumbent}" if path.incumbent else "the baseline that opened it"
+
+
 def session(path: "SessionPath") -> RenderableType:
     """Return one session with its proposals."""
-    incumbent = f"proposal {path.incumbent}" if path.incumbent else "the baseline that opened it"
     pairs = facts(
         ("session", f"[bold]{escape(path.name)}[/], {path.state}, opened by {escape(path.opened_by)}"),
         ("decides", f"{path.metric} on node class {path.node_class}"),
-        ("incumbent", f"{incumbent}; its spec: ablate sessions spec {escape(path.name)}"),
+        ("incumbent", f"{incumbent(path)}; its spec: ablate sessions spec {escape(path.name)}"),
         ("kept", f"{path.kept:,} of {wording.counted(path.proposals, 'proposal')}"),
         ("next level", f"{100 * path.next_level:.2g} %"),
         *([("advice", f"[yellow]{escape(path.advice)}[/]")] if path.advice else []),
     )
-    table = TerminalTable(*numbers("proposal"), *names("outcome"), *numbers("level"), *texts("answer", "note"),
+    table = TerminalTable(*numbers("proposal"), *names("outcome"), *numbers("level"), *texts("answer", "change"),
                           *names("name"), *ids("ablation"), leaving=("ablation", "name"))  # fmt: skip
     for one in path.path:
         level = f"{100 * one.level:.2g} %"
-        outcome, answer, note = one.outcome or f"({one.state})", escape(one.answer or ""), escape(one.note or "")
-        table.add_row(str(one.number), str(outcome), level, answer, note, escape(one.name), one.ablation_id)
+        outcome, answer, change = one.outcome or f"({one.state})", one.answer or "", one.note or one.change
+        table.add_row(str(one.number), str(outcome), level, escape(answer), escape(change), escape(one.name),
+                      one.ablation_id)  # fmt: skip
     return Group(pairs, table) if path.path else Group(pairs)

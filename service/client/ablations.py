@@ -88,6 +88,10 @@ class Ablations:
                     headers={"Content-Type": "application/gzip", "Content-Length": str(archive.size)},
                 )
 
+    def code(self, digest: str) -> bytes:
+        """Return an archive of code that this token may use."""
+        return self._connection.call("GET", f"/v1/code/{digest}").content
+
     def import_bundles(
         self, bundles: Sequence[Mapping[str, bytes]], *, trust: Sequence[str] = (), unsigned: bool = False
     ) -> "ImportPublic":

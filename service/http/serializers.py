@@ -113,7 +113,8 @@ def accepted_public(
 ) -> AblationAccepted:
     """Build the answer to a submission."""
     fields = _plan_fields(plan) | {"expected_device_minutes": expected_device_minutes}
-    summary = {**fields, "arms": [arm.name for arm in plan.arms], "blocks": len(plan.blocks)}
+    control = None if plan.control is None else plan.control.name
+    summary = {**fields, "arms": [arm.name for arm in plan.arms], "blocks": len(plan.blocks), "control": control}
     own = {"id": ablation_id, "name": plan.ablation, "state": AblationState.QUEUED, "links": links_of(ablation_id)}
     return AblationAccepted.model_validate({**fields, **own, "plan": summary, "warnings": warnings})
 

@@ -11,6 +11,7 @@ from ablate.service.errors import StaleToken
 from ablate.service.http.deps import AttemptId, Services, ServicesDep, Worker, WorkerRoute, json_only
 from ablate.service.http.responses import secured
 from ablate.service.schemas.nodes import AttemptClosed
+from ablate.service.store.ablations import results
 from ablate.service.store.access import keys
 from ablate.service.store.blocks import attempts, claims, reports
 from ablate.service.store.blocks.block_wire import (
@@ -18,6 +19,7 @@ from ablate.service.store.blocks.block_wire import (
     claimed_block,
     differences_text,
     report_digest,
+    verified,
     verify_report,
 )
 from ablate.service.store.files import logs
@@ -108,14 +110,16 @@ def _store_report(attempt_id: str, report: BlockReport, services: Services, dige
     with services.store.read() as connection:
         reports.check_wanted(connection, attempt_id, report.token, has_result=report.failure_class is None)
     signature = checked_signature(services.store, attempt_id, report)
-    verified = [] if report.failure_class else verify_report(services.store, attempt_id, report)
-    differences = "" if report.failure_class else differences_text(services.store, report)
+    receipts = [] if report.failure_class else verify_report(services.store, attempt_id, report)
+    deciding = results.deciding_metric(services.store, receipts[0].ids.ablation) if receipts else ""
+    differences = differences_text(deciding, receipts)
     with services.store.write() as connection:
         lock = attempts.lock_attempt if report.failure_class else reports.lock_wanted
         locked = lock(connection, attempt_id, report.token)
         logs.append(connection, locked, report.logs)
         if report.failure_class is None:
-            state = reports.store_block(connection, locked, verified, report_digest=digest, differences=differences)
+            rows = list(map(verified, receipts))
+            state = reports.store_block(connection, locked, rows, report_digest=digest, differences=differences)
         else:
             state = reports.store_break(connection, locked, report, report_digest=digest)
         keys.store_signature(connection, attempt_id, signature)

@@ -11,7 +11,17 @@ from ablate.experiments.errors import SpecProblem
 from ablate.experiments.records.code_archive import PIECE_BYTES
 from ablate.experiments.records.code_tree import MOST_BYTES
 from ablate.service.errors import Invalid, UnsupportedMediaType
-from ablate.service.http.deps import AblationId, AttemptId, Coder, LongRoute, ServicesDep, Worker, json_only, media_type
+from ablate.service.http.deps import (
+    AblationId,
+    AttemptId,
+    Coder,
+    LongRoute,
+    Services,
+    ServicesDep,
+    Worker,
+    json_only,
+    media_type,
+)
 from ablate.service.http.responses import secured
 from ablate.service.schemas.submissions import CodeDigest, CodeMissing, CodeShare, CodeShared, CodeStored, CodeWanted
 from ablate.service.store.access import tokens
@@ -94,6 +104,20 @@ def upload_code(
     return CodeStored(digest=digest, size=size, changed=stored)
 
 
+@router.get(
+    "/code/{digest}",
+    operation_id="getCode",
+    summary="Download code that this token may use",
+    response_class=Response,
+    responses={**_ANSWER, **secured(404, 422)},
+)
+def get_code(digest: Annotated[CodeDigest, Path()], services: ServicesDep, principal: Coder) -> Response:
+    """Return an archive that this token sent, or that its sender shared with it; operators get any."""
+    with services.store.read() as connection:
+        size = code_archives.size_for_user(connection, digest, user=code_archives.user_of(principal))
+    return _download(services, digest, size)
+
+
 @router.post(
     "/ablations/{ablation_id}:share-code",
     operation_id="shareCode",
@@ -129,5 +153,9 @@ def download_code(
     with services.store.read() as connection:
         nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
         size = code_archives.size_for_attempt(connection, attempt_id, digest)
+    return _download(services, digest, size)
+
+
+def _download(services: Services, digest: str, size: int) -> Response:
     pieces = code_archives.read_pieces(services.store, digest)
     return StreamingResponse(pieces, HTTPStatus.OK, {"Content-Length": str(size)}, MEDIA_TYPE)

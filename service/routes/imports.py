@@ -170,10 +170,7 @@ def _import_of(bundle: Bundle, imported_by: str, trusted: Iterable[str]) -> Impo
             content_type=file.content_type,
             submitted_by=imported_by,
         ),
-        receipts={
-            block.attempt.index: [verified(trial.receipt.model_dump(mode="json")) for trial in block.trials]
-            for block in bundle.blocks
-        },
+        receipts={block.attempt.index: [verified(trial.receipt) for trial in block.trials] for block in bundle.blocks},
     )
 
 
@@ -216,9 +213,9 @@ def _check_registration(connection: Connection, file: PlanFile) -> None:
 
 
 def _remarks(bundle: Bundle, *, is_registered: bool) -> Iterator[str]:
-    said = bundle.plan_file.registered
-    if said is not None and not is_registered:
-        yield f"the plan says that a service registered it at {said.registered_at}; this one did not"
+    registered = bundle.plan_file.registered
+    if registered is not None and not is_registered:
+        yield f"the plan says that a service registered it at {registered.registered_at}; this one did not"
     changes = differences(bundle.plan_file)
     if changes:
         yield f"this version would plan the spec differently ({'; '.join(changes)}); the plan of the bundle counts"

@@ -34,6 +34,7 @@ from ablate.experiments.errors import CodeArchiveError, SpecError, SpecProblem
 from ablate.experiments.outcomes import ProposalOutcome
 from ablate.experiments.records.code_archive import file_digests
 from ablate.experiments.records.spec_code import copied_detail
+from ablate.experiments.reporting.changes import changes_in_spec, in_one_line
 from ablate.service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from ablate.service.http.responses import secured
 from ablate.service.principals import Principal
@@ -85,7 +86,8 @@ def get_session(name: SessionName, services: ServicesDep, principal: Reader) -> 
 def session_path(connection: Connection, name: str, principal: Principal, settings: ServiceSettings) -> SessionPath:
     """Return a session with its proposals, without digests of code that the principal may not use. Raises NotFound."""
     row, rows = sessions.get_session(connection, name), sessions.list_proposals(connection, name)
-    path = [_proposal(one) for one in rows]
+    changes = _changes(connection, rows)
+    path = [_proposal(one, changes[one.ablation_id]) for one in rows]
     text = code_archives.shown_spec(connection, row.spec_text, principal)
     advice = None if row.closed_at is not None else _advice(connection, row, settings)
     public, whole = _public(row, rows), None
@@ -116,9 +118,19 @@ def _public(row: Row[Any], proposals: Sequence[Row[Any]]) -> SessionPublic:
     )
 
 
-def _proposal(row: Row[Any]) -> ProposalPublic:
-    values = {name: getattr(row, name) for name in ("number", "ablation_id", "name", "state", "level", "answer")}
-    return ProposalPublic(**values, note=row.note, outcome=sessions.outcome(row), created_at=rfc3339(row.created_at))
+def _changes(connection: Connection, rows: Sequence[Row[Any]]) -> dict[str, str]:
+    """Return what each proposal changes, by its ablation."""
+    texts = ablations.spec_texts(connection, [row.ablation_id for row in rows])
+    arms = {one: changes_in_spec(*text).values() for one, text in texts.items()}
+    return {one: "; ".join(in_one_line(arm.changes) for arm in own) for one, own in arms.items()}
+
+
+def _proposal(row: Row[Any], change: str) -> ProposalPublic:
+    values = {
+        name: getattr(row, name) for name in ("number", "ablation_id", "name", "state", "level", "answer", "note")
+    }
+    values |= {"change": change, "outcome": sessions.outcome(row), "created_at": rfc3339(row.created_at)}
+    return ProposalPublic(**values)
 
 
 @router.post(

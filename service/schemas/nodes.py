@@ -77,6 +77,8 @@ class NodePublic(Public):
     public_key: str | None
     allocation: str | None = None
     """The job of a cluster that started the worker of an enrolled node; the node leaves the list with it."""
+    cores: int | None = None
+    """Number of cores that its worker may use; null until a worker of this version registers."""
     registered_at: str
     seen_at: str
     runs: list[NodeRuns]

@@ -19,6 +19,8 @@ class ProposalPublic(Public):
     """Name of its ablation."""
     note: str | None
     """Its author's words about the change; null without any."""
+    change: str
+    """How its variant differs from the incumbent of its time, as its spec is written: settings, arguments, code."""
     state: AblationState
     level: float = Field(description=LEVEL)
     outcome: ProposalOutcome | None

@@ -186,6 +186,8 @@ class PlanSummary(Public):
     devices: int
     mde_pct_per_sd_pct: float | None
     expected_device_minutes: float | None
+    control: str | None = None
+    """The arm that the service added to measure the noise; it repeats the baseline."""
 
 
 class AblationAccepted(Public):

@@ -46,9 +46,13 @@ def node_lines(
 def _load(node: NodePublic, others: float | None) -> str:
     busy = len(node.devices) - node.devices_free
     text = f"{busy:,} of {wording.counted(len(node.devices), 'device')} busy"
+    cores = "" if node.cores is None else wording.counted(node.cores, "core")
     if others is None:
-        return text
-    return f"{text}; other processes took {wording.plain_percent(100 * others)} of the CPU time of its last trial"
+        return "; ".join(filter(None, [text, cores]))
+    taken = f"{wording.plain_percent(100 * others)} of the CPU time"
+    if node.cores is not None:
+        taken = f"{wording.fixed(others * node.cores, 1)} of {cores}"
+    return f"{text}; other processes took {taken} during its last trial"
 
 
 def nodes_page(nodes: Sequence[NodePublic]) -> tuple[ClassPage, ...]:

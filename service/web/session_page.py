@@ -1,13 +1,11 @@
 """The pages of sessions: all of them, and the path of one from its first baseline to the incumbent."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
 from ablate.experiments.outcomes import ProposalOutcome
 from ablate.experiments.reporting import wording
-from ablate.experiments.reporting.changes import changes_in_spec, in_one_line
 from ablate.experiments.reporting.pages.first_screen import LONGEST_CHANGE
 from ablate.experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
 from ablate.experiments.reporting.wording import shorten
@@ -16,7 +14,6 @@ from ablate.service.principals import Principal
 from ablate.service.routes.sessions import all_sessions, session_path
 from ablate.service.schemas.sessions import ProposalPublic, SessionPath, SessionPublic
 from ablate.service.settings import ServiceSettings
-from ablate.service.store.ablations import ablations
 
 _TONES = {
     ProposalOutcome.KEEP: Tone.GOOD,
@@ -43,7 +40,6 @@ def session_page(connection: Connection, name: str, principal: Principal, settin
     incumbent = f"proposal {session.incumbent}" if session.incumbent else "the baseline that opened the session"
     lead = f"{counted}. The incumbent is {incumbent}. "
     closed = "The session is closed." if session.closed_at else f"The next proposal is tested at {_level(session)}."
-    changes = _changes(connection, session)
     columns = (
         *numbers("proposal"),
         *texts("change", "outcome", "answer", "against"),
@@ -53,7 +49,7 @@ def session_page(connection: Connection, name: str, principal: Principal, settin
     return SessionPage(
         session=session,
         lead=lead + closed,
-        path=Table(title="Path", columns=columns, rows=tuple(_rows(session, changes)), note=_SPENT + _again(session)),
+        path=Table(title="Path", columns=columns, rows=tuple(_rows(session)), note=_SPENT + _again(session)),
     )
 
 
@@ -68,19 +64,12 @@ def _level(session: SessionPublic) -> str:
     return f"{100 * session.next_level:.2g} %"
 
 
-def _changes(connection: Connection, session: SessionPath) -> dict[str, str]:
-    """Return what each proposal changes, by its ablation."""
-    texts = ablations.spec_texts(connection, [one.ablation_id for one in session.path])
-    arms = {one: list(changes_in_spec(*text).values()) for one, text in texts.items()}
-    return {one: "; ".join(in_one_line(arm.changes) for arm in own) for one, own in arms.items()}
-
-
-def _rows(session: SessionPath, changes: Mapping[str, str]) -> list[tuple[Cell, ...]]:
+def _rows(session: SessionPath) -> list[tuple[Cell, ...]]:
     """Return a row for each proposal, newest first, with the incumbent that it was compared with."""
     rows, incumbent = [], 0
     for one in session.path:
-        link, changed = below(f"/a/{one.ablation_id}"), changes.get(one.ablation_id, "")
-        change = Cell(text=shorten(changed, LONGEST_CHANGE) or one.name, link=link, note=one.note or "")
+        link = below(f"/a/{one.ablation_id}")
+        change = Cell(text=shorten(one.change, LONGEST_CHANGE) or one.name, link=link, note=one.note or "")
         against = f"proposal {incumbent}" if incumbent else "first baseline"
         level, when = f"{100 * one.level:.2g} %", wording.ago(one.created_at)
         rows.append(

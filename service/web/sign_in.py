@@ -38,7 +38,7 @@ USED_UP = "this link was used before, or is older than two minutes; `ablate open
 NOT_SHARED = "this link ended, was revoked, or never existed; ask the person who sent it for a new one"
 _shared = CapacityLimiter(2)
 """Readers of share links wait for each other, so they delay no other request."""
-_TARGET = r"^/(a/[A-Za-z0-9_-]{1,80})?$"
+_TARGET = r"^/((a|sessions)/[A-Za-z0-9_-]{1,80})?$"
 Target = Annotated[str, Query(pattern=_TARGET)]
 
 

@@ -79,12 +79,12 @@ class Stack:
         done = CliRunner().invoke(self.program, words, catch_exceptions=False)
         if target:
             (folder / target.strip()).write_text(done.stdout)
-        said = f"{command} ended with {done.exit_code}: {done.output}"
+        problem = f"{command} ended with {done.exit_code}: {done.output}"
         if "# refused" in command.text:
-            assert done.exit_code == ExitCode.ERROR, said
+            assert done.exit_code == ExitCode.ERROR, problem
         else:
             highest = ExitCode.INVALID if words[0] == "verdict" else ExitCode.DONE  # a verdict says its decision
-            assert done.exit_code <= highest, said
+            assert done.exit_code <= highest, problem
 
     def _shell(self, text: str, folder: Path) -> str:
         done = subprocess.run(

@@ -74,10 +74,10 @@ def test_a_restored_home_says_the_same_shows_the_same_and_works_on(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(None, "there is no file"), (b"text", "is not an Ablate backup"), (b"", "is not an Ablate backup")],
 )
-def test_what_is_no_backup_changes_nothing(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_what_is_no_backup_changes_nothing(tmp_path: Path, content: bytes | None, message: str) -> None:
     home, file = Home(tmp_path / "home"), tmp_path / "file"
     database = home.files.home / "ablate.db"
     database.parent.mkdir()
@@ -86,7 +86,7 @@ def test_what_is_no_backup_changes_nothing(tmp_path: Path, content: bytes | None
         file.write_bytes(content)
     done = home.run("admin", "restore", str(file))
     assert done.returncode == 5
-    assert said in done.stderr
+    assert message in done.stderr
     assert database.read_bytes() == b"as it was"
 
 

@@ -63,14 +63,14 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
             ran = home.run("run", str(spec))
         assert ran.returncode in range(5), ran.stderr
         until(lambda: _is_projected(stack["api_url"], planted["admin"]))
-        said = [ran.stdout, ran.stderr, *_refusals(stack["api_url"], planted)]
+        outputs = [ran.stdout, ran.stderr, *_refusals(stack["api_url"], planted)]
         del home.environment["ABLATE_TOKEN"]
         with sqlite3.connect(f"file:{home.files.home / 'ablate.db'}?mode=ro", uri=True) as database:
             attempts = dict(database.execute("SELECT id, token FROM attempts").fetchall())
             stored = _rows(database)
         assert len(attempts) >= 2
         planted |= {f"fencing token of {attempt}": token for attempt, token in attempts.items()}
-        said += [stored, *_answers(stack["api_url"], planted["admin"]), *_commands(home)]
+        outputs += [stored, *_answers(stack["api_url"], planted["admin"]), *_commands(home)]
         command_lines = [
             " ".join(psutil.Process(pid).cmdline()) for pid in part_processes.stack_mark(stack["stack_id"]).members()
         ]
@@ -89,7 +89,7 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
         **{str(path): data for path, data in left.items()},
         "command lines": "\n".join(command_lines).encode(),
         **{f"environment {number}": one.encode() for number, one in enumerate(environments)},
-        **{f"answer {number}": text.encode() for number, text in enumerate(said)},
+        **{f"answer {number}": text.encode() for number, text in enumerate(outputs)},
         **{f"webhook {number}": str(got).encode() for number, got in enumerate(receiver.got)},
     }
     leaks = [

@@ -153,7 +153,7 @@ def outcome(answer: Answer) -> str:
     return "refused" if answer.is_error else str(answer.values["outcome"])
 
 
-def said(number: int, change: Change, answer: Answer) -> None:
+def print_answer(number: int, change: Change, answer: Answer) -> None:
     """Print one line about a change."""
     words = answer.text.splitlines()[0] if answer.is_error else answer.values["proposal"]["answer"]
     print(f"{number:2}  {change.kind:<12} {change.note:<30} {outcome(answer):<10} {words}", flush=True)  # noqa: T201
@@ -173,9 +173,9 @@ def main(arguments: Iterable[str] | None = None) -> int:
             answer = proposed(agent, lab, change)
             counts[change.kind, outcome(answer)] += 1
             wrong += outcome(answer) not in EXPECTED[change.kind]
-            said(number, change, answer)
+            print_answer(number, change, answer)
         path = agent.call("session", name=SESSION)
-        said(len(changes()) + 1, FITTED, proposed(agent, lab, FITTED))
+        print_answer(len(changes()) + 1, FITTED, proposed(agent, lab, FITTED))
         agent.call("close_session", name=SESSION)
     print(path.text)  # noqa: T201
     minutes = (time.monotonic() - began) / 60

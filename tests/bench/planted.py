@@ -119,7 +119,7 @@ def blocks_for(share: float, noise: Calibration) -> int:
     return needed
 
 
-def said(name: str, verdict: VariantVerdict) -> None:
+def print_verdict(name: str, verdict: VariantVerdict) -> None:
     """Print one line of what came out."""
     line = {"ablation": name, "word": verdict.verdict, "cause": verdict.cause, "reason": verdict.reason}
     sys.stdout.write(json.dumps(line | {"effect": verdict.model_dump(mode="json").get("effect")}, default=str) + "\n")
@@ -144,11 +144,11 @@ def main(arguments: Iterable[str] | None = None) -> None:
     if given.share:
         blocks = given.blocks or blocks_for(given.share, known[-1])
         planted = ran(given.folder / "planted", blocks=blocks, share=given.share, seed=2, busy=given.busy)
-        said(f"planted {given.share:.1%}, {blocks} blocks", judged(planted, known))
+        print_verdict(f"planted {given.share:.1%}, {blocks} blocks", judged(planted, known))
     for number in range(given.nulls):
         null = ran(given.folder / f"null-{number + 1:02}", blocks=MIN_BLOCKS, seed=10 + number, busy=given.busy)
-        said(f"null {number + 1}", judged(null, known))
-        said(f"null {number + 1}, as asking {number + 1}", judged(null, known, asked_before=number))
+        print_verdict(f"null {number + 1}", judged(null, known))
+        print_verdict(f"null {number + 1}, as asking {number + 1}", judged(null, known, asked_before=number))
 
 
 if __name__ == "__main__":

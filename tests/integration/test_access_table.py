@@ -229,6 +229,7 @@ TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "tryProposal": (OWN, 202, _try),
     "findCode": (CODE, 200, lambda _world: Ask("POST", "/v1/code:find", {"digests": []})),
     "uploadCode": (CODE, 422, lambda _world: Ask("POST", f"/v1/code:upload?digest={NO_CODE}", {}, GZIP)),
+    "getCode": (CODE, 404, lambda _world: Ask("GET", f"/v1/code/{NO_CODE}")),
     "shareCode": (OPERATE, 404, lambda w: Ask("POST", f"/v1/ablations/{w.over()}:share-code", {"name": "owner"})),
     "downloadCode": (NODE_A, 404, lambda w: Ask("GET", f"/v1/attempts/{w.attempt()['attempt_id']}/code/{NO_CODE}")),
     "cancelAblation": (OWN, 202, lambda world: Ask("POST", f"/v1/ablations/{world.ablation()}:cancel")),

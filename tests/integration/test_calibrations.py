@@ -13,7 +13,10 @@ from ablate.experiments.design.plan import controlled, make_plan
 from ablate.experiments.design.spec import AblationSpec
 from ablate.experiments.ids import new_id
 from ablate.service.background.outbox_handlers import OutboxHandlers
+from ablate.service.cli import tables
+from ablate.service.cli.output import plain_text
 from ablate.service.lifecycle import OutboxKind
+from ablate.service.schemas.submissions import AblationAccepted
 from ablate.service.submitting import _has_control
 from tests.api_stack import Api, api_fixture, running_api
 from tests.calibrations import aa_spec, aa_text
@@ -235,8 +238,9 @@ def test_a_control_repeats_the_baseline_unasked_and_its_blocks_are_noise(tmp_pat
         shown = planned(api, spec_values())
         assert (shown["control"], [arm["name"] for arm in shown["arms"]][-1]) == ("control", "control")
         assert shown["trials"] == 24
-        (said,) = made["warnings"]
-        assert said == "arm 'control' was added: it repeats the baseline, to measure the noise, 6 trials more"
+        assert (made["plan"]["control"], made["warnings"]) == ("control", [])
+        printed = plain_text(tables.remarks(AblationAccepted.model_validate(made)))
+        assert printed == "arm 'control' repeats the baseline, to measure the noise: 6 trials more"
         run(api, make_spec(), control=True)
         judged = answer(api, f"/v1/ablations/{made['id']}/verdict")
         assert [one["arm"] for one in judged["variants"]] == ["psiv-on", "chunk-32"]
@@ -315,13 +319,13 @@ def test_a_number_of_ones_own_beyond_the_budget_is_accepted_with_the_warning_of_
     made = api.post_spec(asked, key="over").json()
     cost = plan["expected_device_minutes"]
     assert made["plan"]["expected_device_minutes"] == cost > 0.01
-    said, again = made["warnings"]
+    warning, again = made["warnings"]
     assert again.startswith("asking 2 of this question, after 'factory': it is tested at 0.5")
-    assert [said] == plan["warnings"] == api.post_spec(asked, key="over").json()["warnings"][:1]
-    assert said.startswith(f"about {cost:,.1f} device minutes are expected, and limits.device_minutes allows 0.01: ")
+    assert [warning] == plan["warnings"] == api.post_spec(asked, key="over").json()["warnings"][:1]
+    assert warning.startswith(f"about {cost:,.1f} device minutes are expected, and limits.device_minutes allows 0.01: ")
     for allowed, warned in ((cost * 0.999, True), (cost, False), (cost * 1.001, False)):
-        said, *_again = api.post_spec(spec_values(limits={"device_minutes": allowed})).json()["warnings"]
-        assert ("device minutes are expected" in said) == warned
+        warning, *_again = api.post_spec(spec_values(limits={"device_minutes": allowed})).json()["warnings"]
+        assert ("device minutes are expected" in warning) == warned
 
 
 def test_what_ran_on_one_node_class_says_nothing_of_the_cost_on_another(api: Api) -> None:

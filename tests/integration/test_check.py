@@ -261,8 +261,8 @@ def test_no_other_arm_is_checked_once_the_first_one_failed(tmp_path: Path) -> No
 def test_a_program_for_several_nodes_is_checked_on_this_one_which_is_said(tmp_path: Path) -> None:
     code, answer, errors = checked_spec(write_program(tmp_path / "code"), nodes=2)
     assert code == 0, errors
-    (said,) = (check["detail"] for check in answer["checks"] if check["name"] == "nodes")
-    assert said == "the check ran on this node alone, the trials run over 2: other times"
+    (detail,) = (check["detail"] for check in answer["checks"] if check["name"] == "nodes")
+    assert detail == "the check ran on this node alone, the trials run over 2: other times"
 
 
 def test_a_spec_is_checked_by_printed_lines_and_by_the_whole_process(tmp_path: Path) -> None:

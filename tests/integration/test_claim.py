@@ -292,11 +292,11 @@ def test_attempts_that_are_used_up_fail_block_and_ablation(api: Api) -> None:
     rows = api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]
     assert {(block["state"], block["attempt_no"]) for block in rows} == {("failed", limit)}
     assert "timeout 2 of 2" in rows[0]["message"]
-    said = f"no block counted, 6 failed; the first: {rows[0]['message']}"
-    assert said in reasons_of(api, made["id"])
+    reason = f"no block counted, 6 failed; the first: {rows[0]['message']}"
+    assert reason in reasons_of(api, made["id"])
     while OutboxHandlers(api.store).run_due(OutboxKind.JUDGE):
         pass
-    assert state_of(api, made["id"])["answer"] == said
+    assert state_of(api, made["id"])["answer"] == reason
 
 
 def test_block_is_over_after_the_same_failures_as_in_an_air_gapped_run(api: Api) -> None:
@@ -516,8 +516,8 @@ def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
     block = api.claimed(node_id)
     api.attempt(block, "report", failure_class="disturbed", arm="baseline", message="others took 70%")
     assert state_of(api, spoiled["id"])["state"] == "failed"
-    said = reasons_of(api, spoiled["id"])[-1]
-    assert said.startswith("no block counted, 0 failed; 6 not run: the budget of 1e-07 device minutes is used up")
+    last = reasons_of(api, spoiled["id"])[-1]
+    assert last.startswith("no block counted, 0 failed; 6 not run: the budget of 1e-07 device minutes is used up")
 
 
 def test_an_ablation_that_ends_says_how_many_blocks_count_and_why_others_do_not(api: Api) -> None:

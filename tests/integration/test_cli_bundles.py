@@ -184,13 +184,13 @@ def test_a_receipt_fetched_alone_says_who_signed_its_block(tmp_path: Path, api: 
     code, out, err = ablate("offline", "verify", "latest/1", "--key", other.key)
     assert (code, out.count("DAMAGED")) == (6, 1)
     code, out, err = ablate("offline", "verify", "unheard-of")
-    said = " ".join(err.split())
-    assert (code, "there is no file 'unheard-of'; as an ablation or a trial: " in said) == (5, True)
+    error = " ".join(err.split())
+    assert (code, "there is no file 'unheard-of'; as an ablation or a trial: " in error) == (5, True)
     good = json.loads(path.read_text())
-    for edit, said in EDITED_SIGNATURES.items():
+    for edit, message in EDITED_SIGNATURES.items():
         path.write_text(json.dumps(edit(good, other)))
         code, out, _err = ablate("offline", "verify", path)
-        assert (code, said in out) == (6, True), (said, out)
+        assert (code, message in out) == (6, True), (message, out)
 
 
 def test_a_receipt_of_an_import_has_no_signature_of_its_own(tmp_path: Path, api: Api) -> None:

@@ -121,7 +121,7 @@ def read_key(bundle: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["cpu"], "exactly one of --like SPEC and --recipe NAME"),
         (["cpu", "--like", "demo", "--recipe", "hybrid-tiny"], "exactly one of"),
@@ -131,9 +131,9 @@ def read_key(bundle: Path) -> str:
         (["cpu", "--like", "nothing"], "no catalog spec of that name"),
     ],
 )
-def test_what_cannot_be_calibrated_is_refused_with_the_reason(arguments: list[str], said: str) -> None:
+def test_what_cannot_be_calibrated_is_refused_with_the_reason(arguments: list[str], message: str) -> None:
     code, _out, err = ablate("aa", *arguments, "--print")
-    assert (code, said in err) == (5, True), err
+    assert (code, message in err) == (5, True), err
 
 
 def test_a_plan_for_a_node_that_reaches_nothing_is_sized_by_an_aa_bundle(

@@ -71,8 +71,8 @@ def test_what_is_misspelt_is_answered_with_what_was_meant(made: dict[str, str]) 
         (("nodes", "drain", "CPU-1"), 5, "there is no node 'CPU-1'; did you mean 'cpu-1'?"),
     ):
         done = ablate(*words)
-        said = " ".join(done.err.replace("│", " ").split())
-        assert (done.code, message in said, "did you mean" in said) == (code, True, "zzzzzz" not in words), said
+        error = " ".join(done.err.replace("│", " ").split())
+        assert (done.code, message in error, "did you mean" in error) == (code, True, "zzzzzz" not in words), error
     assert ablate("list", "--state", "queued").code == 0
 
 
@@ -96,12 +96,20 @@ def test_a_trial_is_its_place_in_an_ablation(api: Api, made: dict[str, str]) -> 
         (("log", "alone/0"), "has no block '0'; blocks: 1-6"),
         (("log", "alone/²"), "has no block '²'; blocks: 1-6"),
         (("offline", "receipts", "alone/2/psiv-on"), "queued"),
+        (("show", "alone/2/nothing"), "there is no arm 'nothing'; arms: "),
+        (("show", "alone/9"), "has no block '9'; blocks: 1-6"),
+        (("cancel", "latest/2"), "'latest/2' is a place in an ablation, and this command takes the ablation: latest"),
     ):
         done = ablate(*words)
         assert (done.code, message in " ".join(done.err.split())) == (5, True), done.err
     assert second
     for word in ("alone/2/psiv-on", "alone/2/psi", "latest/2/ch", "alone", second["baseline"]):
         assert ablate("log", word).code == 0, word
+    for word, arms in (("alone/2/psiv-on", ["psiv-on"]), ("latest/2/psi", ["psiv-on"]), ("alone/2", list(second))):
+        trials = json.loads(ablate("show", word, "--json").out)["trials"]
+        assert sorted((trial["block_index"], trial["arm"]) for trial in trials) == [(1, arm) for arm in sorted(arms)]
+    assert second["psiv-on"] in ablate("show", "alone/2/psiv-on").out
+    assert ablate("show", "alone/2", "--from-block", "3").code == 64
 
 
 def test_a_log_ends_with_why_its_trial_is_over(api: Api) -> None:
@@ -223,10 +231,10 @@ def test_a_folder_without_a_token_says_where_it_looked_and_what_to_do(
     get_client_settings.cache_clear()
     words = ablate("list")
     url = str(api.client.base_url).rstrip("/")
-    said = " ".join(words.err.split())
+    error = " ".join(words.err.split())
     assert words.code == 5
-    assert f"nothing runs in {tmp_path / '.ablate'}; a service answers at {url}, but this folder has no token" in said
-    assert "where `ablate up` was run, or set ABLATE_HOME or ABLATE_TOKEN" in said
+    assert f"nothing runs in {tmp_path / '.ablate'}; a service answers at {url}, but this folder has no token" in error
+    assert "where `ablate up` was run, or set ABLATE_HOME or ABLATE_TOKEN" in error
     monkeypatch.setenv("ABLATE_TOKEN", "a-token-that-nobody-gave")
     get_client_settings.cache_clear()
     assert "this folder has no token" not in " ".join(ablate("list").err.split())

@@ -74,10 +74,10 @@ def test_a_budget_that_is_too_small_is_told_by_plan_submit_and_run(api: Api, tmp
         as_json = [ablate(*words, path, "--json").out.splitlines() for words in ASKING]
     documents = [json.loads("\n".join(as_json[0])), json.loads("\n".join(as_json[1]))]
     documents.append(json.loads(as_json[2][0])["accepted"])
-    ((said,), *others) = (document["warnings"] for document in documents)
-    assert "limits.device_minutes allows 0.001: blocks that still wait" in said
-    assert others == [[said], [said]]
-    assert [f"warning: {said}" in " ".join(done.out.split()) for done in again] == [True] * 3
+    ((warning,), *others) = (document["warnings"] for document in documents)
+    assert "limits.device_minutes allows 0.001: blocks that still wait" in warning
+    assert others == [[warning], [warning]]
+    assert [f"warning: {warning}" in " ".join(done.out.split()) for done in again] == [True] * 3
 
 
 def test_submit_warns_that_no_node_can_take_it_in_the_words_of_what_waits(api: Api, tmp_path: Path) -> None:

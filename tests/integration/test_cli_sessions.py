@@ -11,6 +11,9 @@ import yaml
 
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.power import session_level
+from ablate.experiments.outcomes import Decision
+from ablate.service.store.ablations import sessions
+from tests import views
 from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import Api, api_fixture, served_api
 from tests.cli import Done, ablate, speaking_to
@@ -24,6 +27,13 @@ api = api_fixture(served_api, kinds=["sqlite"], scope="module")
 def _spoken_to(api: Api, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with speaking_to(api, monkeypatch):
         yield
+
+
+EXACT_COMMAND: dict[str, Any] = {
+    "verdict__primary": {"metric": "peak_reserved_gib", "margin": "0%", "adopt_if": "1%"},
+    "placement__node_class": "h100",
+    "design__seeds": [1],
+}
 
 
 def written(path: Path, values: dict[str, Any]) -> Path:
@@ -65,6 +75,7 @@ def test_a_session_is_opened_used_and_closed(api: Api, tmp_path: Path) -> None:
 
     shown = " ".join(ablate("sessions", "show", "night").out.split())
     texts = ("kept 1 of 2 proposals", "incumbent proposal 2", "discard", "keep", "cache PsiV: less [memory]")
+    assert "psiv_cache true" in shown, "the change of the proposal without a note"
     assert all(text in shown for text in texts)
     assert "noise" not in shown, "an exact metric needs no A/A blocks"
     assert "night" in ablate("sessions", "list").out
@@ -96,13 +107,7 @@ def test_a_command_is_proposed_with_the_code_of_the_current_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print(1)\n", encoding="utf-8")
-    values = command_values(
-        workload__code=".",
-        baseline={"args": ["--lr", "1", "--fused"]},
-        verdict__primary={"metric": "peak_reserved_gib", "margin": "0%", "adopt_if": "1%"},
-        placement__node_class="h100",
-        design__seeds=[1],
-    )
+    values = command_values(workload__code=".", baseline={"args": ["--lr", "1", "--fused"]}, **EXACT_COMMAND)
     path = written(tmp_path / "start.yaml", values)
     assert ablate("sessions", "open", "lab", path).code == 0
     base = yaml.safe_load(ablate("sessions", "spec", "lab").out)
@@ -121,6 +126,8 @@ def test_a_command_is_proposed_with_the_code_of_the_current_folder(
 
     same = ("python", "train.py", "--seed", "{seed}")
     code_only = proposed(api, *same)
+    assert answer["proposal"]["change"].startswith("--lr 1 \N{RIGHTWARDS ARROW} 2, + --wd 0.1, code ")
+    assert json.loads(code_only.out)["proposal"]["change"].startswith("code ")
     own = api.get(f"/v1/ablations/{json.loads(code_only.out)['proposal']['ablation_id']}/spec").json()["text"]
     assert yaml.safe_load(own)["variants"]["proposal"]["args"] == base["baseline"]["args"], "only its code is another"
 
@@ -130,6 +137,80 @@ def test_a_command_is_proposed_with_the_code_of_the_current_folder(
         True,
     )
     assert "baseline.args" in other.err
+
+
+def keep(api: Api, ablation: str) -> None:
+    """Keep a proposal as the judge does for a variant that the rule adopts."""
+    verdict = views.view().verdict
+    assert verdict is not None
+    adopted = verdict.variants[0].model_copy(update={"decision": Decision.ADOPT})
+    with api.store.write() as connection:
+        sessions.settle(connection, ablation, verdict.model_copy(update={"variants": (adopted,)}))
+
+
+def test_a_session_gives_the_code_of_its_incumbent_back(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    (program / "nets").mkdir(parents=True)
+    (program / "train.py").write_text("print(1)\n", encoding="utf-8")
+    (program / "nets" / "mlp.py").write_text("WIDTH = 1\n", encoding="utf-8")
+    monkeypatch.chdir(program)
+    values = command_values(workload__code=".", baseline={"args": ["--lr", "1"]}, **EXACT_COMMAND)
+    assert ablate("sessions", "open", "give", written(program / "give.yaml", values)).code == 0
+
+    def given_back(name: str) -> tuple[str, str]:
+        done = ablate("sessions", "code", "give", "--out", tmp_path / "out" / name)
+        assert (done.code, done.out) == (0, f"{tmp_path / 'out' / name}\n"), done.err
+        assert sorted(path.name for path in (tmp_path / "out" / name).rglob("*.py")) == ["mlp.py", "train.py"]
+        return (tmp_path / "out" / name / "train.py").read_text(encoding="utf-8"), done.err
+
+    def kept(*arguments: str) -> None:
+        thread = cancelling(api)
+        command = ("python", "train.py", "--seed", "{seed}", *arguments)
+        done = ablate("try", "--session", "give", "--json", "--", *command)
+        thread.join()
+        keep(api, json.loads(done.out)["proposal"]["ablation_id"])
+
+    text, words = given_back("first")
+    assert (text, "the baseline that opened it, which runs: python train.py --seed '{seed}' --lr 1" in words) == (
+        "print(1)\n",
+        True,
+    )
+    kept("--lr", "2")
+    text, words = given_back("by-arguments")
+    assert (text, "proposal 1, which runs: python train.py --seed '{seed}' --lr 2" in words) == ("print(1)\n", True)
+    (program / "train.py").write_text("print(2)\n", encoding="utf-8")
+    kept()
+    (tmp_path / "out" / "empty").mkdir()
+    text, words = given_back("empty")
+    assert (text, "proposal 2, which runs: python train.py --seed '{seed}' --lr 2" in words) == ("print(2)\n", True)
+
+    for place in ("empty", "empty/train.py"):
+        full = ablate("sessions", "code", "give", "--out", tmp_path / "out" / place)
+        assert (full.code, "exists, and is no empty folder" in " ".join(full.err.split())) == (5, True)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["by-arguments", "empty", "first"]
+
+
+def test_code_that_was_not_sent_or_is_dropped_is_not_given_back(api: Api, tmp_path: Path) -> None:
+    dropped = {"archive": f"sha256:{64 * '0'}"}
+    for name, values, words in (
+        ("of-recipe", spec_values(**EXACT), "is none: it trains a recipe of the node"),
+        (
+            "of-node",
+            command_values(workload__code="/srv/lab", **EXACT_COMMAND),
+            "is on the node, and was not sent: '/srv/lab'",
+        ),
+        (
+            "of-archive",
+            command_values(workload__code=dropped, **EXACT_COMMAND),
+            f"no archive {dropped['archive']} of yours",
+        ),
+    ):
+        assert ablate("sessions", "open", name, written(tmp_path / f"{name}.yaml", values)).code == 0
+        done = ablate("sessions", "code", name, "--out", tmp_path / "out")
+        assert (done.code, words in " ".join(done.err.split())) == (5, True), done.err
+        assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_proposed_is_an_error_and_spends_nothing(api: Api, tmp_path: Path) -> None:

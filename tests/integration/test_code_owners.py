@@ -20,7 +20,7 @@ CONTENTS = tuple(f"archive {number}".encode() for number in range(4))
 DIGEST_OF = {digest_of(content): content for content in CONTENTS}
 NEVER = digest_of(b"never sent")
 STEPS = 250
-OPERATIONS = ("upload", "find", "submit", "submit", "share", "share", "read", "read", "drop")
+OPERATIONS = ("upload", "find", "submit", "submit", "share", "share", "read", "read", "download", "drop")
 
 
 @dataclass
@@ -104,6 +104,13 @@ class World:
         shown = set(re.findall("sha256:[0-9a-f]{64}", text))
         users = {one: {*self.model.senders[one], *self.model.guests[one], OPERATOR} for one in digests}
         assert shown == {one for one in digests if person in users[one]}
+
+    def download(self, person: str, digest: str) -> None:
+        answer = self.call(person, "GET", f"/v1/code/{digest}")
+        if self.model.may_use(person, digest):
+            assert (answer.status_code, answer.content) == (200, DIGEST_OF[digest])
+        else:
+            assert (answer.status_code, f"no archive {digest} of yours" in answer.text) == (404, True)
 
     def drop(self, _person: str, _digest: str) -> None:
         if self.draw.random() < 0.7:

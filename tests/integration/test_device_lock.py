@@ -92,8 +92,8 @@ def test_the_stack_that_has_the_cores_is_named_before_any_work(
             for command in ([*ABLATE, "up"], [*ABLATE, *ask], [sys.executable, "-c", compare]):
                 done = subprocess.run(command, cwd=program, capture_output=True, text=True, check=False)
                 assert done.returncode == (1 if command[-1] == compare else ExitCode.ERROR)
-                said = " ".join(done.stderr.split())
-                assert f"no worker can start here: {words}. To stop nothing, wait: ablate up --no-worker takes" in said
+                error = " ".join(done.stderr.split())
+                assert f"no worker can start here: {words}. To stop nothing, wait: ablate up --no-worker takes" in error
             assert not list(program.glob("ask-*")), "nothing was checked"
             assert not (tmp_path / "home" / "stack.json").exists()
             check = [*ABLATE, "check", "--", "python", "train.py", "--seed", "{seed}"]
@@ -195,8 +195,8 @@ def test_second_worker_on_the_same_cores_is_refused_with_the_holders_pid(tmp_pat
         for home, name in ((tmp_path / "two", "other"), (tmp_path / "one", "tester")):
             with worker(home, url, ABLATE_DEVICE_LOCKS=locks, ABLATE_NODE_NAME=name) as second:
                 assert second.wait(LIMIT_S) == ExitCode.ERROR
-            said = " ".join((home / "worker.log").read_text().split())
-            assert re.search(rf"worker cannot run: core \d+ of this machine is in use by process {first.pid} \(", said)
+            text = " ".join((home / "worker.log").read_text().split())
+            assert re.search(rf"worker cannot run: core \d+ of this machine is in use by process {first.pid} \(", text)
         assert first.poll() is None
         os.kill(first.pid, signal.SIGSTOP)
         with worker(tmp_path / "three", url, ABLATE_DEVICE_LOCKS=locks) as third:

@@ -107,8 +107,8 @@ def test_a_block_says_how_its_arms_differ_in_the_metric_that_decides(api: Api, s
     spec = {"verdict__primary": {"metric": primary, "margin": "1%"}}
     made, node = api.submit(**spec), api.register()
     report(api, node, own, **spec)
-    (said,) = reasons(api, made, "block.state")
-    label, _, parts = said.partition(": ")
+    (reason,) = reasons(api, made, "block.state")
+    label, _, parts = reason.partition(": ")
     assert label == wanted
     for part in parts.split(", "):
         arm, shown, _ = part.rsplit(" ", 2)

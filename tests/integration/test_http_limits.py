@@ -70,8 +70,8 @@ def test_a_body_that_nobody_may_send_is_refused_before_it_is_read(
         if chunked and status == 413:
             piece = b"%x\r\n%b\r\n" % (8192, b" " * 8192)
             connection.sendall(piece * (SMALL_REPORTS // 8192 + 1))
-        code, said = _answer(connection)
-    assert (code, b"connection: close" in said.lower()) == (status, True), said
+        code, output = _answer(connection)
+    assert (code, b"connection: close" in output.lower()) == (status, True), output
 
 
 def test_the_large_limit_is_for_those_who_may_send_such_bodies(api: Api) -> None:
@@ -111,11 +111,11 @@ def test_many_requests_sent_at_once_are_all_answered(api: Api) -> None:
             target=connection.sendall, args=(_head("/healthz", method="GET", X_Filler="a" * 60) * count,)
         )
         sender.start()
-        said = b""
-        while said.count(b"HTTP/1.1 200") < count:
+        received = b""
+        while received.count(b"HTTP/1.1 200") < count:
             piece = connection.recv(65536)
             assert piece
-            said += piece
+            received += piece
         sender.join()
 
 

@@ -101,8 +101,8 @@ def test_five_thousand_rows_that_may_wait_cost_a_take_next_to_nothing(api: Api) 
         if explain == "EXPLAIN":
             connection.exec_driver_sql("ANALYZE outbox")
         plan = connection.exec_driver_sql(explain + QUERY)
-        said = "\n".join(str(tuple(row)) for row in plan)
-    assert "ix_outbox_kind_rank_due_at" in said
+        text = "\n".join(str(tuple(row)) for row in plan)
+    assert "ix_outbox_kind_rank_due_at" in text
 
 
 def test_a_projection_that_takes_long_lets_others_go_first_and_goes_on(api: Api) -> None:

@@ -52,8 +52,8 @@ def test_what_is_away_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path) as api:
         readiness = _readiness(api)
         assert (readiness["ready"], readiness["degraded"]) == (True, ["background", "broker", "mlflow"])
-        said = readiness["checks"]["background"]["detail"]
-        assert "no background process leads" in said
+        detail = readiness["checks"]["background"]["detail"]
+        assert "no background process leads" in detail
         assert readiness["checks"]["database"] == {"ok": True, "detail": "sqlite"}
         assert api.submit()["state"] == "queued"
         metrics = api.client.get("/metrics").text

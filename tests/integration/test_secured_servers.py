@@ -66,7 +66,7 @@ def test_every_connection_is_encrypted_and_an_ablation_goes_from_submission_to_v
 
 @needs_postgres
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"password": "wrong"}, "password authentication failed"),
         ({"options": "sslmode=disable"}, "no pg_hba.conf entry"),
@@ -74,16 +74,16 @@ def test_every_connection_is_encrypted_and_an_ablation_goes_from_submission_to_v
     ],
 )
 def test_what_is_not_allowed_is_refused_and_said_without_the_password(
-    postgres: Postgres, tmp_path: Path, given: dict[str, str], said: str
+    postgres: Postgres, tmp_path: Path, given: dict[str, str], message: str
 ) -> None:
     certificates.write(tmp_path)
     given = {key: value.format(other=tmp_path / "ca.pem") for key, value in given.items()}
     url = postgres.url("postgres", **given)
-    with pytest.raises(OperationalError, match=said):
+    with pytest.raises(OperationalError, match=message):
         Store(url).writer.connect()
     log = tmp_path / "log"
     with process(API, log, home=tmp_path, database_url=url, port=free_port()):
-        until(lambda: said in log.read_text())
+        until(lambda: message in log.read_text())
     assert postgres.password not in log.read_text()
 
 

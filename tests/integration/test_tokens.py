@@ -190,9 +190,9 @@ def test_quota_refuses_what_comes_after_it_is_used_up(api: Api) -> None:
     refused = submit(api, headers, "q-3", **small)
     assert (refused.status_code, refused.json()["type"]) == (403, "urn:ablate:problem:quota-used-up")
     assert "ablate admin tokens quota frugal --device-minutes " in refused.json()["detail"]
-    said = refused.json()["detail"]
-    assert "have used 2.5 device minutes" in said
-    assert "this one among them, may use 2.0 more; it has 3." in said
+    detail = refused.json()["detail"]
+    assert "have used 2.5 device minutes" in detail
+    assert "this one among them, may use 2.0 more; it has 3." in detail
     assert submit(api, headers, "q-1", **small).content == first.content, "an answer that was given stays"
     assert submit(api, api.token("rich", "submit"), "q-4").status_code == 202
     api.attempt(block, "report", failure_class="infra_node", message="x")

@@ -237,7 +237,7 @@ def test_nodes_are_compared_with_reasons_and_versions(api: Api, world: WebWorld,
     page = visit()
     page.get_by_role("link", name="Nodes", exact=True).click()
     busy = plain(page.locator("#nodes").inner_text())
-    assert "Load: 1 of 64 devices busy; other processes took 2 % of the CPU time of its last trial" in busy
+    assert "Load: 1 of 64 devices busy; other processes took 2 % of the CPU time during its last trial" in busy
     assert "Runs loss-chunks, block 2" in busy
     results = page.get_by_role("region", name="Lanes and back ends on h100")
     rows = [row.inner_text().split("\t") for row in results.get_by_role("row").all()]
@@ -339,11 +339,11 @@ def test_no_page_has_a_barrier_or_overflows_or_is_heavy(
     for name, path in pages_of(world).items():
         page.goto(base(api) + path, wait_until="load")
         check_page(page, name)
-    for error, said in ((RuntimeError("ours"), "Internal Server Error"), (Unavailable(), "Service Unavailable")):
+    for error, message in ((RuntimeError("ours"), "Internal Server Error"), (Unavailable(), "Service Unavailable")):
         monkeypatch.setattr(pages, "overview", raising(error))
         page.goto(base(api))
-        assert page.get_by_role("heading", name=said).is_visible()
-        check_page(page, said)
+        assert page.get_by_role("heading", name=message).is_visible()
+        check_page(page, message)
     monkeypatch.undo()
     page.goto(base(api))
     page.get_by_role("button", name="Sign out").click()

@@ -124,16 +124,16 @@ def test_a_list_and_one_ablation_say_the_answer_of_the_page(api: Api) -> None:
     node, spec = api.register("node-d"), {"ablation": "answered", "limits": {"priority": 100}}
     made = api.submit(**spec)["id"]
 
-    def said() -> list[str | None]:
+    def listed_and_shown() -> list[str | None]:
         rows = {row["id"]: row["answer"] for row in api.get("/v1/ablations?limit=500").json()["items"]}
         return [rows[made], api.get(f"/v1/ablations/{made}").json()["answer"]]
 
     for index in range(6):
-        assert said() == [None, None]
+        assert listed_and_shown() == [None, None]
         web_world.report(api, api.claimed(node), node, changed=web_world.speeds(index), **spec)
     web_world.settle(api)
     verdict = Verdict.model_validate(api.get(f"/v1/ablations/{made}/verdict").json())
-    assert said() == [short_answer(verdict)] * 2
+    assert listed_and_shown() == [short_answer(verdict)] * 2
     best = read_answer(verdict.model_dump_json()).variants[0]
     assert short_answer(verdict).startswith(f"{best.arm} {best.word.text}, ")
     assert best.headline in html.unescape(Person.signed_in(api).get("/").text)
@@ -203,6 +203,11 @@ def test_the_command_signs_a_browser_in(tmp_path: Path, monkeypatch: pytest.Monk
             assert ("read and operate" in page.text) == (scope == "operate")
             assert (f'action="/sign-in?to=/a/{made}"' in page.text) == (scope == "read")
         assert len(opened) == 1, "not with --print"
+        api.submit(ablation="night-1")
+        opening = api.client.post("/v1/sessions/night:open", headers=api.admin, json=spec_values(ablation="night-2"))
+        assert opening.status_code == 201, opening.text
+        page = api.client.get(ablate("open", "--print", "night").out.strip())
+        assert 'action="/sign-in?to=/sessions/night"' in page.text
         missing = ablate("open", "--print", "unheard-of")
         assert (missing.code, missing.out) == (5, "")
         assert "no ablation whose name or id begins with 'unheard-of'" in " ".join(missing.err.split())

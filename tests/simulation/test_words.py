@@ -122,8 +122,8 @@ WORDS: dict[VerdictWord, Callable[[Words], Any]] = {
 
 
 def check(variant: VariantVerdict, words: Words, at: tuple[int, int]) -> None:
-    said = {verdict for verdict, read in WORDS.items() if read(words)[at]}
-    assert said == ({variant.verdict} & set(WORDS))
+    named_verdicts = {verdict for verdict, read in WORDS.items() if read(words)[at]}
+    assert named_verdicts == ({variant.verdict} & set(WORDS))
     assert bool(words.stalls[at]) is (variant.cause is Cause.STALLS)
     if variant.cause in (Cause.SPREADS, Cause.RERUNS, Cause.NOISE, Cause.CARRY_OVER):
         assert words.withheld[at]

@@ -121,7 +121,7 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
 def _say_how_long(question: AskedQuestion, times: CheckedTimes) -> None:
     minutes = max(1, round(question.expected_s(times) / 60))
     long = wording.counted(minutes, "minute")
-    err().print(f"{question.blocks} blocks of 3 trials (one measures the noise), about {long}")
+    err().print(f"{question.blocks} blocks of 3 trials, about {long}")
     if minutes > _LONG_MIN and times.step_s is None:
         err().print("sooner: an argument for fewer steps or epochs, or marked steps (docs/own-code.md)")
 

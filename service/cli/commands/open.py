@@ -17,12 +17,13 @@ app = typer.Typer()
 @app.command("open")
 @guarded
 def open_(
-    ablation: Annotated[
+    name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ABLATION]",
-            help=f"The ablation: {ABLATION_NAMES}. Default: the overview.",
-            autocompletion=completion.ablations,
+            metavar="[ABLATION | SESSION]",
+            help=f"The ablation: {ABLATION_NAMES}. Or the whole name of a session, which comes before an ablation of "
+            "that name. Default: the overview.",
+            autocompletion=completion.pages,
         ),
     ] = None,
     operate: Annotated[
@@ -34,7 +35,7 @@ def open_(
 ) -> None:
     """Open the pages in a browser, signed in as this token, to read. The link works once, within two minutes."""
     with Client() as client:
-        to = f"&{urlencode({'to': f'/a/{ablation_id(client, ablation)}'})}" if ablation else ""
+        to = f"&{urlencode({'to': _page(client, name)})}" if name else ""
         link = client.tokens.sign_in(operate=operate)
         url = f"{client.url}{link.path}{to}"
     if as_json:
@@ -43,3 +44,10 @@ def open_(
     out().print(url, soft_wrap=True)
     if not only_print:
         webbrowser.open(url)
+
+
+def _page(client: Client, name: str) -> str:
+    """Return the path of a session or an ablation."""
+    if any(session.name == name for session in client.sessions.list()):
+        return f"/sessions/{name}"
+    return f"/a/{ablation_id(client, name)}"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ablate.experiments.block_numbers import block_index, block_number
-from ablate.service.cli import tables
-from ablate.service.cli.arguments import AblationArgument, ablation_id
+from ablate.service.cli import completion, tables
+from ablate.service.cli.arguments import ABLATION_NAMES, ablation_id, divided_place, trials_at
 from ablate.service.cli.output import JsonOption, guarded, out, print_json_list
 from ablate.service.client.api import Client
 
@@ -23,17 +23,29 @@ _SHOWN = 200
 @app.command("show")
 @guarded
 def show_(
-    ablation: AblationArgument,
-    from_block: Annotated[int, typer.Option(min=1, help="Begin with the trials of this block.")] = 1,
+    ablation: Annotated[
+        str,
+        typer.Argument(
+            metavar="ABLATION[/BLOCK[/ARM]]",
+            help=f"The ablation: {ABLATION_NAMES}. With a block, or a block and an arm, only their trials.",
+            autocompletion=completion.places,
+        ),
+    ],
+    from_block: Annotated[int | None, typer.Option(min=1, help="Begin with the trials of this block.")] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Show at most this many trials. Default: 200, with --json all.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show one ablation, its trials, and the kernels of profiled steps."""
+    called, place = divided_place(ablation)
+    if place and from_block is not None:
+        raise typer.BadParameter(f"--from-block begins in an ablation, and {ablation!r} names its block already")
     with Client() as client:
-        name = ablation_id(client, ablation)
-        row, trials = client.ablations.get(name), client.ablations.trials(name, from_block=block_index(from_block))
+        name = ablation_id(client, called)
+        row, trials = client.ablations.get(name), client.ablations.trials(name, from_block=block_index(from_block or 1))
+        if place:
+            trials = iter(trials_at(client, name, place))
         if as_json:
             print_json_list("trials", islice(trials, limit), ablation=row)
             return

@@ -1,11 +1,14 @@
 """Results of an ablation: its verdict, report and place in MLflow, and the view that they are computed from."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
+from cachetools import LRUCache, cached
 from sqlalchemy import Connection, Row, Select, select, update
 
 from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.plan import Plan
 from ablate.experiments.outcomes import AblationState, Outcome, TrialState
 from ablate.experiments.records.receipts import Receipt
@@ -15,19 +18,28 @@ from ablate.service.lifecycle import OVER, TRIAL_OVER, EventKind, OutboxKind
 from ablate.service.schemas.submissions import SpecBody
 from ablate.service.store import outbox
 from ablate.service.store.ablations import sessions
-from ablate.service.store.ablations.ablations import get_whole
+from ablate.service.store.ablations.ablations import get_whole, spec_texts
 from ablate.service.store.blocks.completion import NOT_SHOWN, failed_reason
 from ablate.service.store.blocks.transitions import Transitions, lock_ablation
+from ablate.service.store.session import Store
 from ablate.service.store.tables import ablations, blocks, receipts, rfc3339, trials
 
+_KEPT_METRICS = 64
 _REPORTED = ablations.c.report_html.is_not(None).label("reported")
 
 
 def read_spec(connection: Connection, ablation_id: str) -> SpecBody:
     """Return the stored spec."""
-    query = select(ablations.c.spec_text, ablations.c.content_type).where(ablations.c.id == ablation_id)
-    row = connection.execute(query).one()
-    return SpecBody(content=row.spec_text.encode(), content_type=row.content_type)
+    text, content_type = spec_texts(connection, [ablation_id])[ablation_id]
+    return SpecBody(content=text.encode(), content_type=content_type)
+
+
+@cached(LRUCache(_KEPT_METRICS), condition=threading.Condition())
+def deciding_metric(store: Store, ablation_id: str) -> str:
+    """Return the name of the metric that decides, from a cache: specs never change."""
+    with store.read() as connection:
+        body = read_spec(connection, ablation_id)
+    return parse_spec(body.content, body.content_type).verdict.primary.metric
 
 
 def store_verdict(connection: Connection, ablation_id: str, verdict: Verdict) -> None:

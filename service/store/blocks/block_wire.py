@@ -1,13 +1,12 @@
 """Claimed blocks for workers, and the checks of their reports and signatures; nothing here runs in a transaction."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cachetools import LRUCache, cached
 from sqlalchemy import bindparam, select
 
-from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.metrics import find_metric
 from ablate.experiments.design.plan import Plan
 from ablate.experiments.digest import canonical_json, digest
@@ -25,7 +24,7 @@ from ablate.experiments.records.identity import (
     claimed_fields,
     mismatches,
 )
-from ablate.experiments.records.receipt_check import verify
+from ablate.experiments.records.receipt_check import checked
 from ablate.experiments.records.receipts import Receipt, read_metric
 from ablate.experiments.records.signing import Signature, signature_problem
 from ablate.experiments.reporting import wording
@@ -72,28 +71,19 @@ def plan_of(store: Store, ablation_id: str) -> Plan:
     return Plan.model_validate_json(text)
 
 
-@cached(LRUCache(_KEPT_PLANS), condition=threading.Condition())
-def _metric_of(store: Store, ablation_id: str) -> str:
-    """Return the name of the metric that decides, from a cache."""
-    with store.read() as connection:
-        query = select(ablations.c.spec_text, ablations.c.content_type).where(ablations.c.id == ablation_id)
-        text, content_type = connection.execute(query).one()
-    return parse_spec(text.encode(), content_type).verdict.primary.metric
-
-
-def differences_text(store: Store, report: BlockReport) -> str:
-    """Say how the arms of a verified report differ from its baseline in the metric that decides.
+def differences_text(deciding: str, receipts: Sequence[Receipt]) -> str:
+    """Say how the arms of a block differ from its baseline in the metric of this name.
 
     One block is a look and no verdict. Empty without a measured baseline, and for metrics that no trial has alone.
     """
-    receipts = {one.arm: one for one in map(Receipt.model_validate, report.receipts) if one.outcome is Outcome.MEASURED}
-    base = receipts.pop(BASELINE, None)
-    metric = None if base is None else find_metric(_metric_of(store, base.ids.ablation), base.config.declared)
+    by_arm = {one.arm: one for one in receipts if one.outcome is Outcome.MEASURED}
+    base = by_arm.pop(BASELINE, None)
+    metric = None if base is None else find_metric(deciding, base.config.declared)
     other = None if base is None or metric is None else read_metric(metric, base)
     if metric is None or other is None:
         return ""
     parts = []
-    for arm, receipt in receipts.items():
+    for arm, receipt in by_arm.items():
         own = read_metric(metric, receipt)
         if own is not None and metric.kind == "loss":
             parts.append(f"{arm} {wording.signed(own - other, 4)} {metric.unit}")
@@ -136,19 +126,22 @@ def report_digest(report: BlockReport) -> str:
     return digest(report.model_dump(mode="json", exclude={"logs"}))
 
 
-def verify_report(store: Store, attempt_id: str, report: BlockReport) -> list[VerifiedReceipt]:
-    """Verify every receipt against its digest and the attempt. Raises Invalid with all problems."""
+def verify_report(store: Store, attempt_id: str, report: BlockReport) -> list[Receipt]:
+    """Verify every receipt against its digest and the attempt, and return them. Raises Invalid with all problems."""
     with store.read() as connection:
         node_id = find_attempt(connection, attempt_id).node_id
     claimed = claimed_block(store, attempt_id)
     expected = {trial.trial_id: claimed_fields(claimed, trial, node_id=node_id) for trial in claimed.trials}
-    problems = list(_problems(report, expected))
+    receipts = list(map(checked, report.receipts))
+    problems = list(_problems(report, expected, [faults for _receipt, faults in receipts]))
     if problems:
         raise Invalid("the report does not fit the block that was claimed", problems=problems)
-    return [verified(dict(receipt)) for receipt in report.receipts]
+    return [receipt for receipt, _faults in receipts if receipt is not None]
 
 
-def _problems(report: BlockReport, expected: dict[str, dict[str, Any]]) -> Iterator[SpecProblem]:
+def _problems(
+    report: BlockReport, expected: dict[str, dict[str, Any]], faults: Sequence[Sequence[str]]
+) -> Iterator[SpecProblem]:
     seen: set[str] = set()
     for number, receipt in enumerate(report.receipts):
         where = f"#/receipts/{number}"
@@ -160,29 +153,23 @@ def _problems(report: BlockReport, expected: dict[str, dict[str, Any]]) -> Itera
         seen.add(trial_id)
         for path, detail in mismatches(receipt, expected[trial_id]):
             yield SpecProblem(pointer=f"{where}/{path}", detail=detail)
-        for fault in verify(receipt):
+        for fault in faults[number]:
             yield SpecProblem(pointer=where, detail=fault)
     for trial_id in sorted(set(expected) - seen):
         yield SpecProblem(pointer="#/receipts", detail=f"no receipt for trial {trial_id}", hint="report a block whole")
 
 
-def failure_text(receipt: Mapping[str, Any]) -> str | None:
-    """Return class and message of a receipt without a measurement, None of a measured one."""
-    if receipt["outcome"] == Outcome.MEASURED:
-        return None
-    return storable(f"{receipt['failure_class'] or receipt['outcome']}: {receipt['message'] or 'no reason given'}")
-
-
-def verified(receipt: dict[str, Any]) -> VerifiedReceipt:
+def verified(receipt: Receipt) -> VerifiedReceipt:
     """Convert a verified receipt for the store."""
+    failure = f"{receipt.failure_class or receipt.outcome}: {receipt.message or 'no reason given'}"
     return VerifiedReceipt(
-        trial_id=receipt["ids"]["trial"],
-        outcome=receipt["outcome"],
-        failure=failure_text(receipt),
-        arm_digest=receipt["digests"]["arm"],
-        wall_s=float(receipt["wall_s"]),
-        digest=receipt["digest"],
-        payload=canonical_json(receipt),
+        trial_id=receipt.ids.trial,
+        outcome=receipt.outcome,
+        failure=None if receipt.outcome is Outcome.MEASURED else storable(failure),
+        arm_digest=receipt.digests.arm,
+        wall_s=receipt.wall_s,
+        digest=receipt.digest,
+        payload=canonical_json(receipt.model_dump(mode="json")),
     )
 
 

@@ -168,6 +168,15 @@ def size_for_attempt(connection: Connection, attempt_id: str, digest: str) -> in
     return int(size)
 
 
+def size_for_user(connection: Connection, digest: str, *, user: str | None) -> int:
+    """Return the bytes of an archive that `user` may use. Raises NotFound, without saying whether there is one."""
+    usable = usable_by(connection, [digest], user=user)
+    size = connection.scalar(select(code_archives.c.size).where(code_archives.c.digest.in_(usable)))
+    if size is None:
+        raise NotFound(f"the service has no archive {digest} of yours; it keeps unused ones for ABLATE_CODE_DAYS")
+    return int(size)
+
+
 def read_pieces(store: Store, digest: str) -> Iterator[bytes]:
     """Yield the pieces of an archive, each read by itself, so that a slow reader holds no connection."""
     number = 0

@@ -53,10 +53,10 @@ def test_a_file_that_is_not_there_is_said_to_be_missing_and_nobody_is_asked(
     monkeypatch.setenv("ABLATE_URL", "http://127.0.0.1:1")
     get_client_settings.cache_clear()
     done = CliRunner().invoke(app, [*words, "missing/x.yaml"])
-    said = " ".join(done.stderr.split())
-    assert (done.exit_code, "there is no file" in said, "'missing/x.yaml'" in said) == (5, True, True), said
-    assert "pattern" not in said
-    assert "no answer from" not in said
+    error = " ".join(done.stderr.split())
+    assert (done.exit_code, "there is no file" in error, "'missing/x.yaml'" in error) == (5, True, True), error
+    assert "pattern" not in error
+    assert "no answer from" not in error
 
 
 def test_read_spec_refuses_an_unknown_ending(tmp_path: Path) -> None:

@@ -243,3 +243,13 @@ def test_a_variant_of_a_commit_has_the_name_that_its_author_gave() -> None:
     asked = asked_change(("a",), commit=40 * "f", revision="origin/fused@{1}")
     assert asked.name == "ask-origin-fused-1"
     assert asked.spec()["variants"] == {"origin-fused-1": {"code": {"commit": 40 * "f"}}}
+
+
+@pytest.mark.parametrize(
+    ("revision", "name"),
+    [("v1.2", "v1.2 (ffffffffffff)"), ("fffffff", "commit ffffffffffff"), ("", "commit ffffffffffff")],
+)
+def test_the_question_names_the_revision_as_typed_and_its_commit(revision: str, name: str) -> None:
+    asked = asked_change(("a",), commit=40 * "f", revision=revision)
+    assert asked.spec()["question"] == f"Does the code of {name} speed up a?"
+    assert [line for _arm, line in asked.command_lines()] == ["a", f"a (code of {name})"]

@@ -26,14 +26,14 @@ def known(calibration: Calibration, problem: str | None = None) -> CalibrationLi
     return CalibrationList(items=[item], ledger=Ledger(), statement="")
 
 
-def said(calibrations: CalibrationList, ablation_id: str) -> str:
+def noise_text(calibrations: CalibrationList, ablation_id: str) -> str:
     return "\n".join(noise_lines(calibrations, ablation_id)).replace("\N{NO-BREAK SPACE}", " ")
 
 
 @pytest.mark.parametrize(("sd", "advised"), [(0.003, False), (0.37, True)])
 def test_the_noise_is_said_with_what_blocks_find_at_it(sd: float, advised: bool) -> None:
     calibration = calibrate(KEY, noisy_blocks(sd=sd))
-    text = said(known(calibration), calibration.ablations[0])
+    text = noise_text(known(calibration), calibration.ablations[0])
     sizing = size_of(SPEC, make_plan(SPEC), [calibration])
     assert sizing is not None
     assert f"20 A/A blocks; neighbouring trials of one arm differ with an sd of {calibration.sd_pct:.2f} %" in text
@@ -43,12 +43,12 @@ def test_the_noise_is_said_with_what_blocks_find_at_it(sd: float, advised: bool)
 
 def test_what_does_not_admit_says_why_and_what_mends_it() -> None:
     few = calibrate(KEY, [make_block(index, difference=0.01 * (-1) ** index) for index in range(5)])
-    text = said(known(few, "5 A/A blocks are known; 6 admit it"), few.ablations[0])
+    text = noise_text(known(few, "5 A/A blocks are known; 6 admit it"), few.ablations[0])
     assert "no verdict by throughput yet: 5 A/A blocks are known; 6 admit it; ablate aa cpu --like abl_1" in text
     assert "blocks detect" not in text
     enough = calibrate(KEY, [make_block(index, difference=0.01 * (-1) ** index) for index in range(6)])
-    assert "with 20 A/A blocks they would detect smaller effects" in said(known(enough), enough.ablations[0])
-    assert "It measured no noise" in said(known(few), "abl_other")
+    assert "with 20 A/A blocks they would detect smaller effects" in noise_text(known(enough), enough.ablations[0])
+    assert "It measured no noise" in noise_text(known(few), "abl_other")
 
 
 def test_each_row_names_its_metric() -> None:
@@ -66,7 +66,7 @@ def test_each_row_names_its_metric() -> None:
 def test_a_metric_that_repeats_bit_for_bit_asks_for_no_more_blocks(blocks: int) -> None:
     key = KEY.model_copy(update={"metric": "val_loss"})
     calibration = calibrate(key, [make_block(index, log_rate=float(index % 3)) for index in range(blocks)])
-    text = said(known(calibration), calibration.ablations[0])
+    text = noise_text(known(calibration), calibration.ablations[0])
     assert f"{blocks} A/A blocks; val_loss repeats bit for bit, so it has no noise and needs no more A/A blocks" in text
     assert "only another seed changes it" in text
     assert not any(words in text for words in ("speed", "0.00 %", "detect 0", "with 20"))

@@ -63,9 +63,9 @@ def test_an_asking_is_spent_only_when_somebody_accepts_its_price(monkeypatch: py
     (problem,) = caught.value.problems
     assert (problem.pointer, problem.hint) == ("--continue", "to spend it: add --yes")
     accept_price(again, accepted=True)
-    said = "\n".join(price(again)).replace("\N{NO-BREAK SPACE}", " ")
-    assert "6 new blocks" in said
-    assert "about 2.5 device minutes" in said
-    assert "spends asking 3 of this question, tested at 0.167 %; the next one is tested at 0.0833 %" in said
+    text = "\n".join(price(again)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "6 new blocks" in text
+    assert "about 2.5 device minutes" in text
+    assert "spends asking 3 of this question, tested at 0.167 %; the next one is tested at 0.0833 %" in text
     free = "\n".join(price(plan_of(6, asking=asking(1)))).replace("\N{NO-BREAK SPACE}", " ")
     assert "costs no further asking: the first one, tested at 4 %, is not spent yet" in free

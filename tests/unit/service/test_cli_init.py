@@ -31,8 +31,8 @@ def init(*words: str) -> tuple[int, str, str]:
 
 def test_init_writes_a_spec_that_plans_and_the_schema_that_its_first_line_names(tmp_path: Path) -> None:
     file = tmp_path / "my-question.yaml"
-    code, said, _ = init(str(file))
-    assert (code, f"ablate run {file}" in said) == (0, True)
+    code, output, _ = init(str(file))
+    assert (code, f"ablate run {file}" in output) == (0, True)
     plan = make_plan(on_cpu(file.read_bytes()))
     assert (plan.ablation, [arm.name for arm in plan.arms]) == ("my-question", ["baseline", "chunk-16", "psiv-on"])
     prefix, _, schema = file.read_text().splitlines()[0].partition("$schema=")
@@ -51,7 +51,7 @@ def test_init_changes_nothing_of_a_catalog_spec_but_its_name(tmp_path: Path, lik
 
 
 @pytest.mark.parametrize(
-    ("name", "like", "said"),
+    ("name", "like", "message"),
     [
         ("Question.yaml", "first", "name 'Question' is not allowed"),
         ("question.json", "first", "ends in '.json'; allowed: .yaml, .yml"),
@@ -61,11 +61,11 @@ def test_init_changes_nothing_of_a_catalog_spec_but_its_name(tmp_path: Path, lik
     ],
 )
 def test_init_refuses_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, like: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, like: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, problem = init(name, "--like", like)
-    assert (code, said in problem) == (5, True), problem
+    assert (code, message in problem) == (5, True), problem
     assert list(tmp_path.iterdir()) == []
 
 

@@ -44,10 +44,10 @@ def test_guarded_prints_a_refusal_for_people(capsys: pytest.CaptureFixture[str])
     with pytest.raises(typer.Exit) as ending:
         command()
     assert ending.value.exit_code == 5
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "hint: did you mean 'y'?" in said.err
-    assert "Traceback" not in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "hint: did you mean 'y'?" in printed.err
+    assert "Traceback" not in printed.err
 
 
 def test_guarded_prints_the_document_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

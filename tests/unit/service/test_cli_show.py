@@ -82,9 +82,9 @@ def test_every_verdict_has_a_colour() -> None:
 
 def test_a_trial_is_shown_with_its_node_and_what_broke_before_it_runs_again() -> None:
     rows = [trial_row(node="gpu-7"), trial_row(node="gpu-8", broke="the worker [went]")]
-    said = " ".join(_text(tables.ablation(ablation_row(), rows), width=200).split())
-    assert "queued gpu-7" in said
-    assert "gpu-8 runs again: the worker [went]" in said
+    text = " ".join(_text(tables.ablation(ablation_row(), rows), width=200).split())
+    assert "queued gpu-7" in text
+    assert "gpu-8 runs again: the worker [went]" in text
 
 
 def plan_of(blocks: int, **changes: Any) -> PlanPublic:
@@ -121,15 +121,15 @@ def sizing_of(adopt_if_pct: float, **numbers: Any) -> Sizing:
 
 @pytest.mark.parametrize("width", [60, 200])
 def test_a_plan_on_a_node_that_is_not_calibrated_names_the_command(width: int) -> None:
-    said = " ".join(_text(tables.plan(plan_of(8, mended_by="ablate aa cpu --like SPEC")), width=width).split())
-    assert "inconclusive, uncalibrated: no node of class cpu is calibrated for this workload" in said
-    assert "; to calibrate: ablate aa cpu --like SPEC" in said
+    text = " ".join(_text(tables.plan(plan_of(8, mended_by="ablate aa cpu --like SPEC")), width=width).split())
+    assert "inconclusive, uncalibrated: no node of class cpu is calibrated for this workload" in text
+    assert "; to calibrate: ablate aa cpu --like SPEC" in text
     assert "inconclusive" not in _text(tables.plan(plan_of(8)), width=width)
     own = plan_of(8, mended_by="ablate aa cpu --like SPEC", control="control-2")
-    said = " ".join(_text(tables.plan(own), width=width).split())
-    assert "by its own noise: no node of class cpu is calibrated for this workload, so arm 'control-2' repeats" in said
-    assert "narrower intervals after: ablate aa cpu --like SPEC" in said
-    assert "inconclusive" not in said
+    text = " ".join(_text(tables.plan(own), width=width).split())
+    assert "by its own noise: no node of class cpu is calibrated for this workload, so arm 'control-2' repeats" in text
+    assert "narrower intervals after: ablate aa cpu --like SPEC" in text
+    assert "inconclusive" not in text
 
 
 @given(st.integers(1, 30))
@@ -143,25 +143,25 @@ def test_a_plan_says_which_asking_it_is_and_what_the_next_one_costs(number: int)
         "mde_pct_per_sd_pct": 1.99,
         "next_mde_factor": 1.5,
     }
-    said = " ".join(_text(tables.plan(plan_of(8, asking=asking)), width=400).split())
+    text = " ".join(_text(tables.plan(plan_of(8, asking=asking)), width=400).split())
     before = wording.listed([f"'{name}'" for name in earlier[-3:]])
     first = f"number {number} of this question (after {before})" if earlier else "the first of this question"
     level, later = (f"{100 * alpha_of(one):.3g} %" for one in (number, number + 1))
-    assert f"asking {first}, tested at {level}; asking again is tested at {later} and detects effects from 1.50" in said
-    assert "if neighbouring trials scatter by 1 %, effects from 1.99 % on" in said
+    assert f"asking {first}, tested at {level}; asking again is tested at {later} and detects effects from 1.50" in text
+    assert "if neighbouring trials scatter by 1 %, effects from 1.99 % on" in text
 
 
 def test_a_plan_of_very_many_blocks_says_what_they_cost_and_why_and_shows_the_first() -> None:
     noise = sizing_of(5.0, calibration="c", sd_upper_pct=37.0, mde_pct=3.9, adopted_pct=5.6, blocks_needed=1873)
     plan = plan_of(1873, sizing=noise, expected_device_minutes=196.04, warnings=["180 [are] not enough"])
-    said = " ".join(_text(tables.plan(plan), width=200).split())
-    assert "device minutes about 196.0" in said
-    assert said.endswith("warning: 180 [are] not enough")
-    assert "sd of at most 37.00 % between neighbouring trials, over windows of 4 timed steps" in said
-    assert "1,873 blocks prove a gain of 5 % to be beyond the margin; a quieter machine, a longer window" in said
-    assert "3.90 % at the measured noise" in said
-    assert "a true gain of 5.60 % is adopted in 80 % of cases; 1,873 blocks" in said
-    assert "... 1,865 more" in said
+    text = " ".join(_text(tables.plan(plan), width=200).split())
+    assert "device minutes about 196.0" in text
+    assert text.endswith("warning: 180 [are] not enough")
+    assert "sd of at most 37.00 % between neighbouring trials, over windows of 4 timed steps" in text
+    assert "1,873 blocks prove a gain of 5 % to be beyond the margin; a quieter machine, a longer window" in text
+    assert "3.90 % at the measured noise" in text
+    assert "a true gain of 5.60 % is adopted in 80 % of cases; 1,873 blocks" in text
+    assert "... 1,865 more" in text
     assert len(_text(tables.plan(plan), width=200).splitlines()) < 25
     fitting = " ".join(_text(tables.plan(plan_of(8, sizing=noise, expected_device_minutes=3.0)), width=200).split())
     assert "about 3.0 detects" in fitting
@@ -179,10 +179,10 @@ def test_a_plan_of_a_loss_speaks_of_seeds_and_of_the_ablation_that_shows_their_s
     spread = {"calibration": None, "earlier": "rotary", "baseline": 3.25, "sd_upper_pct": 0.8}
     sizing = sizing_of(1.5, **spread, mde_pct=0.7, adopted_pct=1.7, blocks_needed=20)
     shown = plan_of(12, over_seeds=True, mde_pct_per_sd_pct=None, sizing=sizing)
-    said = " ".join(_text(tables.plan(shown), width=200).split())
-    assert "sd of at most 0.80 % between seeds in 'rotary', whose baseline had 3.25" in said
-    assert "20 seeds prove a gain of 1.5 % to be beyond the margin" in said
-    assert "neighbouring" not in said
+    text = " ".join(_text(tables.plan(shown), width=200).split())
+    assert "sd of at most 0.80 % between seeds in 'rotary', whose baseline had 3.25" in text
+    assert "20 seeds prove a gain of 1.5 % to be beyond the margin" in text
+    assert "neighbouring" not in text
 
 
 LISTED = [
@@ -201,11 +201,11 @@ def test_a_list_says_the_answer_or_how_long_it_takes(width: int) -> None:
     assert all(len(line) <= width for line in lines)
     starts = [next(at for at, line in enumerate(lines) if line.startswith(row.name)) for row in LISTED]
     rows = [" ".join(lines[a:b]).replace("\N{NO-BREAK SPACE}", " ") for a, b in pairwise([*starts, len(lines)])]
-    said = [set(re.findall(r"[^\s]+", row)) for row in rows]
-    assert {"chunk-8", "better,", "+12.30", "throughput,", "more"} <= said[0]
-    assert {"about", "13", "min", "left"} <= said[1]
-    assert {"2", "h", "left", "12", "ahead"} <= said[2]
-    assert "left" not in said[3], "nobody knows"
+    words = [set(re.findall(r"[^\s]+", row)) for row in rows]
+    assert {"chunk-8", "better,", "+12.30", "throughput,", "more"} <= words[0]
+    assert {"about", "13", "min", "left"} <= words[1]
+    assert {"2", "h", "left", "12", "ahead"} <= words[2]
+    assert "left" not in words[3], "nobody knows"
     if width >= 80:
         assert all("answer" not in line for line in lines[1:]), "it has a column"
 
@@ -250,8 +250,8 @@ def test_a_plan_with_looks_says_what_it_takes_at_most_and_what_is_expected() -> 
     sizing = sizing_of(1.5, calibration="sha256:0", sd_upper_pct=1.0, mde_pct=0.8, adopted_pct=1.4, blocks_needed=8)
     sizing = sizing.model_copy(update={"expected": (ExpectedBlocks(change_pct=2.0, blocks=4.0),)})
     plan = plan_of(8).model_copy(update={"sizing": sizing, "expected_device_minutes": 30.0})
-    said = " ".join(_text(tables.plan(plan)).split())
-    assert "at most about 30.0; expected: 15.0 (4 blocks) for a change of 2 %" in said
+    text = " ".join(_text(tables.plan(plan)).split())
+    assert "at most about 30.0; expected: 15.0 (4 blocks) for a change of 2 %" in text
     plan = plan.model_copy(update={"expected_device_minutes": None})
     assert "no similar ablation has run yet; expected: 4 blocks for a change of 2 %" in " ".join(
         _text(tables.plan(plan)).split()

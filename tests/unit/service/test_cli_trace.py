@@ -27,13 +27,13 @@ def test_a_receipt_gives_its_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(None, "workload.profile: true"), ("[{}, {}]", "has 2 receipts"), ("[]", "neither a receipt nor a list")],
 )
-def test_without_a_trace_it_says_why(tmp_path: Path, content: str | None, said: str) -> None:
+def test_without_a_trace_it_says_why(tmp_path: Path, content: str | None, message: str) -> None:
     path = stored(tmp_path)
     if content is not None:
         Path(path).write_text(content, encoding="utf-8")
     done = ablate("offline", "trace", path)
     assert done.code == ExitCode.ERROR
-    assert said in " ".join(done.err.split())
+    assert message in " ".join(done.err.split())

@@ -17,7 +17,7 @@ from ablate.model import back_ends
 from ablate.model.layers import attention
 from ablate.service.cli import tables
 from ablate.service.schemas.nodes import CalibrationPublic, NodePublic
-from ablate.service.web.nodes_page import nodes_page
+from ablate.service.web.nodes_page import node_lines, nodes_page
 from ablate.service.web.overview import calibrated
 from tests.calibrations import noisy_blocks
 from tests.factories import make_receipt, make_spec
@@ -51,6 +51,17 @@ def printed(row: NodePublic) -> str:
     console.print(tables.nodes([row]))
     assert isinstance(console.file, io.StringIO)
     return " ".join(console.file.getvalue().split())
+
+
+def test_a_node_shows_its_cores_and_how_many_of_them_others_took() -> None:
+    row = node(cores=8)
+    assert " x; 8 cores " in printed(row)
+    for loads, words in (({}, "0 of 1 device busy; 8 cores"), ({"nod_1": 0.65}, "took 5.2 of 8 cores during its last")):
+        (line,) = node_lines([row], [], loads)
+        assert words in line.load
+    (line,) = node_lines([node()], [], {"nod_1": 0.65})
+    assert "took 65 % of the CPU time during its last trial" in line.load.replace("\N{NO-BREAK SPACE}", " ")
+    assert "core" not in printed(node())
 
 
 def test_a_silent_node_takes_no_work() -> None:

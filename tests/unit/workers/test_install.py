@@ -44,8 +44,8 @@ def test_install_writes_a_unit_and_an_environment_and_says_so(
 ) -> None:
     root = tmp_path / "root"
     monkeypatch.setenv("ABLATE_DRAIN_S", "100")
-    code, said = _install(root, key, "--node-class", "h200", "--name", "gpu-7")
-    assert code == 0, said
+    code, output = _install(root, key, "--node-class", "h200", "--name", "gpu-7")
+    assert code == 0, output
     unit = _unit(root)
     assert unit["Service"]["EnvironmentFile"] == "/etc/ablate/worker.env"
     assert unit["Service"]["ExecStart"].endswith(" -m ablate.workers.app")
@@ -64,8 +64,8 @@ def test_install_writes_a_unit_and_an_environment_and_says_so(
     ]
     assert (root / "var/lib/ablate").is_dir()
     for line in ("wrote", "mode 0600", "systemctl enable --now ablate-worker"):
-        assert line in said
-    assert KEY not in said
+        assert line in output
+    assert KEY not in output
 
 
 def test_install_keeps_the_settings_of_the_shell_that_are_a_workers_but_no_other_token(
@@ -78,8 +78,8 @@ def test_install_keeps_the_settings_of_the_shell_that_are_a_workers_but_no_other
     left_out = {"HOME": "/srv/mine", "URL": "https://other", "ADMIN_TOKEN": "a" * 40, "ENROLMENT_TOKEN": "b" * 40}
     for name, value in {**kept, **left_out}.items():
         monkeypatch.setenv(f"ABLATE_{name}", value)
-    code, said = _install(tmp_path / "root", key)
-    assert code == 0, said
+    code, output = _install(tmp_path / "root", key)
+    assert code == 0, output
     text = (tmp_path / "root/etc/ablate/worker.env").read_text()
     assert {f"ABLATE_{name}={value}" for name, value in kept.items()} < set(text.splitlines())
     assert not any(value in text for value in left_out.values())
@@ -88,9 +88,9 @@ def test_install_keeps_the_settings_of_the_shell_that_are_a_workers_but_no_other
 def test_install_again_is_allowed_and_another_one_asks(tmp_path: Path, key: Path) -> None:
     root = tmp_path / "root"
     assert _install(root, key)[0] == _install(root, key)[0] == 0
-    code, said = _install(root, key, "--name", "another")
+    code, output = _install(root, key, "--name", "another")
     assert code == 5
-    assert "worker.env exists with another content; --replace overwrites it" in said.replace("\n", "")
+    assert "worker.env exists with another content; --replace overwrites it" in output.replace("\n", "")
     assert _install(root, key, "--name", "another", "--replace")[0] == 0
     assert "ABLATE_NODE_NAME=another" in (root / "etc/ablate/worker.env").read_text()
 
@@ -99,9 +99,9 @@ def test_install_one_worker_for_each_gpu_of_a_machine(tmp_path: Path, key: Path)
     root = tmp_path / "root"
     gpus = ["0", "1", "GPU-5a1c0000-0000-4000-8000-00000000aaaa"]
     for gpu in gpus:
-        code, said = _install(root, key, "--gpu", gpu, "--name", f"gpu-7-{gpu}", "--node-class", "h200")
-        assert code == 0, said
-        assert f"systemctl enable --now ablate-worker-{gpu}" in said
+        code, output = _install(root, key, "--gpu", gpu, "--name", f"gpu-7-{gpu}", "--node-class", "h200")
+        assert code == 0, output
+        assert f"systemctl enable --now ablate-worker-{gpu}" in output
         unit = (root / f"etc/systemd/system/ablate-worker-{gpu}.service").read_text()
         assert f"EnvironmentFile=/etc/ablate/worker-{gpu}.env\n" in unit
         assert f"ReadWritePaths=/var/lib/ablate-{gpu}\n" in unit
@@ -114,14 +114,14 @@ def test_install_dry_run_writes_nothing_and_shows_no_secret(
     tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ABLATE_BROKER_URL", "rediss://:broker-secret@redis.example.org:6379/0")
-    code, said = _install(tmp_path / "root", key, "--dry-run", user="nobody-of-this-name")
+    code, output = _install(tmp_path / "root", key, "--dry-run", user="nobody-of-this-name")
     assert code == 0
     assert not (tmp_path / "root").exists()
-    assert "ABLATE_WORKER_TOKEN=(not shown)" in said
-    assert "ABLATE_BROKER_URL=(not shown)" in said
-    assert "[Service]" in said
+    assert "ABLATE_WORKER_TOKEN=(not shown)" in output
+    assert "ABLATE_BROKER_URL=(not shown)" in output
+    assert "[Service]" in output
     for secret in (KEY, "broker-secret"):
-        assert secret not in said
+        assert secret not in output
 
 
 @pytest.mark.parametrize(
@@ -135,25 +135,25 @@ def test_install_dry_run_writes_nothing_and_shows_no_secret(
     ],
 )
 def test_install_refuses_what_would_not_work(tmp_path: Path, key: Path, words: list[str], expected: str) -> None:
-    code, said = _install(tmp_path / "root", key, *words)
+    code, output = _install(tmp_path / "root", key, *words)
     assert code == 5
-    assert expected in said.replace("\n", " ")
+    assert expected in output.replace("\n", " ")
     assert not (tmp_path / "root").exists()
 
 
 def test_install_for_a_user_that_is_not_there_says_how_to_make_one(tmp_path: Path, key: Path) -> None:
-    code, said = _install(tmp_path / "root", key, user="nobody-of-this-name")
+    code, output = _install(tmp_path / "root", key, user="nobody-of-this-name")
     assert code == 5
-    assert "useradd --system" in said.replace("\n", "")
+    assert "useradd --system" in output.replace("\n", "")
     assert not (tmp_path / "root").exists()
 
 
 @pytest.mark.parametrize("text", ["", "changeme\n"])
 def test_install_without_a_real_key_is_refused(tmp_path: Path, key: Path, text: str) -> None:
     key.write_text(text)
-    code, said = _install(tmp_path / "root", key)
+    code, output = _install(tmp_path / "root", key)
     assert code == 5
-    assert str(key) in said.replace("\n", "")
+    assert str(key) in output.replace("\n", "")
 
 
 def test_unit_is_one_that_systemd_understands(tmp_path: Path, key: Path) -> None:

@@ -1,3 +1,4 @@
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,10 @@ def test_changed_names_the_software_that_is_other_than_at_the_start() -> None:
     assert str(older.changed()).startswith(f"torch changed from 1.0 to {node.versions['torch']} after this worker")
     without = replace(node, versions={name: node.versions[name] for name in node.versions if name != "numpy"})
     assert str(without.changed()).startswith("numpy changed from absent to ")
+
+
+def test_a_node_registers_the_cores_that_it_may_use() -> None:
+    assert find_node("here", "cpu").registration(None).cores == len(os.sched_getaffinity(0))
 
 
 def test_kernels_of_other_versions_are_in_another_folder(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_auto_does_not_size_a_loss_over_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "said", "hint"),
+    ("known", "message", "hint"),
     [
         ((), "was not measured", "ablate aa cpu --like SPEC"),
         ((calibrate(OWN, noisy_blocks(19)),), "was not measured", "ablate aa cpu"),
@@ -143,11 +143,11 @@ def test_auto_does_not_size_a_loss_over_seeds() -> None:
         ),
     ],
 )
-def test_what_cannot_be_sized_is_refused_with_what_mends_it(known: tuple, said: str, hint: str) -> None:
+def test_what_cannot_be_sized_is_refused_with_what_mends_it(known: tuple, message: str, hint: str) -> None:
     with pytest.raises(SpecError) as caught:
         numbered(*known)
     (problem,) = caught.value.problems
-    assert (problem.pointer, said in problem.detail, hint in str(problem.hint)) == ("#/design/blocks", True, True)
+    assert (problem.pointer, message in problem.detail, hint in str(problem.hint)) == ("#/design/blocks", True, True)
 
 
 def test_a_spec_without_its_number_is_planned_by_nobody_and_calibrated_all_the_same() -> None:

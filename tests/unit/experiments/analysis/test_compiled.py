@@ -87,15 +87,15 @@ def test_a_compiled_receipt_is_whole_without_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("report", "said"),
+    ("report", "message"),
     [
         ({"custom_calls": 4}, "compilation.custom_calls is 4; the kernels give 3"),
         ({"hbm": None}, "compilation has neither a memory plan nor an overflow"),
     ],
 )
-def test_a_report_that_contradicts_itself_is_found(report: dict[str, Any], said: str) -> None:
+def test_a_report_that_contradicts_itself_is_found(report: dict[str, Any], message: str) -> None:
     receipt = make_compiled(make_plan(compiled_spec()), 0, "remat", peak_bytes=12 * GIB, report=report)
-    assert verify(receipt.model_dump(mode="json")) == [said]
+    assert verify(receipt.model_dump(mode="json")) == [message]
 
 
 def test_a_peak_that_is_not_the_sum_of_its_parts_is_found() -> None:

@@ -56,8 +56,8 @@ def test_costs_are_those_of_an_own_count(seed: int) -> None:
     assert costs.parameters == 1.5
     assert costs.seconds == pytest.approx(tokens[0] / 4000 / (tokens[1] / 5000), rel=1e-9)
     assert (costs.tokens == 1.0) == (tokens[0] == tokens[1])
-    (said,) = (one for one in lay_out(verdict).variants[0].remarks if "training took" in one)
-    assert ("equal tokens" in said) == (tokens[0] == tokens[1])
+    (remark,) = (one for one in lay_out(verdict).variants[0].remarks if "training took" in one)
+    assert ("equal tokens" in remark) == (tokens[0] == tokens[1])
 
 
 @pytest.mark.parametrize(

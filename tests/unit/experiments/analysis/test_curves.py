@@ -479,9 +479,9 @@ def test_losses_that_decide_are_compared(primary: dict[str, Any], compared: bool
     variants = {"wider": {"overrides": {"learning_rate": 0.001}}}
     spec = curve_spec("tokens_to_loss", variants=variants, verdict__primary=primary)
     variant = judged(spec, drawn_curves(np.random.default_rng(9), 8))
-    said = confound(variant)
-    assert said is not None
-    assert ("losses not compared" in said) is not compared
+    problem = confound(variant)
+    assert problem is not None
+    assert ("losses not compared" in problem) is not compared
 
 
 def test_the_rule_has_the_target_and_says_how_curves_are_read() -> None:
@@ -534,10 +534,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_questions_that_no_trial_can_answer_are_refused(what: str) -> None:
-    changes, where, said = REFUSED[what]
+    changes, where, message = REFUSED[what]
     required = changes.get("verdict__require", [])
     changes = {**changes, "verdict__require": [{k: v for k, v in one.items() if v is not ...} for one in required]}
     with pytest.raises(SpecError) as refused:
         make_plan(curve_spec("tokens_to_loss", **changes))
     assert {problem.pointer for problem in refused.value.problems} == {where}
-    assert said in refused.value.problems[0].detail
+    assert message in refused.value.problems[0].detail

@@ -208,11 +208,11 @@ def test_every_exact_metric_is_planned_from_two_blocks_on(metric: str) -> None:
 def test_a_resident_set_decides_nowhere_and_tensors_wherever_they_are_counted(metric: str, entry: NodeClass) -> None:
     inexact = {("peak_reserved_gib", "cpu"), ("peak_reserved_gib", "xla-cpu"), ("peak_allocated_gib", "xla-cpu")}
     problems = _problems_of(exact_spec(metric, placement={"node_class": entry.name}, variants=ROWS))
-    said = [problem for problem in problems if "resident set of the process" in problem.detail]
-    assert bool(said) == ((metric, entry.name) in inexact)
-    if entry.name == "cpu" and said:
-        assert said[0].pointer == "#/verdict/primary/metric"
-        assert said[0].hint == "metrics that can decide there: peak_allocated_gib"
+    about_memory = [problem for problem in problems if "resident set of the process" in problem.detail]
+    assert bool(about_memory) == ((metric, entry.name) in inexact)
+    if entry.name == "cpu" and about_memory:
+        assert about_memory[0].pointer == "#/verdict/primary/metric"
+        assert about_memory[0].hint == "metrics that can decide there: peak_allocated_gib"
 
 
 @pytest.mark.parametrize("entry", NODE_CLASSES.values(), ids=str)
@@ -223,12 +223,12 @@ def test_a_resident_set_may_have_a_budget_and_is_held_against_no_other_one(metri
         _problems_of(exact_spec("loss_step1", "0%", None, verdict__require=[{"metric": metric, bound: 1}], **on))
         for bound in ("max_delta", "max_value")
     )
-    said = [problem for problem in delta if "resident set of the process" in problem.detail]
-    assert bool(said) == is_resident(metric, entry)
+    about_memory = [problem for problem in delta if "resident set of the process" in problem.detail]
+    assert bool(about_memory) == is_resident(metric, entry)
     assert not [problem for problem in budget if "resident set" in problem.detail]
-    if entry.name == "cpu" and said:
-        assert said[0].pointer == "#/verdict/require/0/max_delta"
-        assert "use metric peak_allocated_gib or max_value" in said[0].hint
+    if entry.name == "cpu" and about_memory:
+        assert about_memory[0].pointer == "#/verdict/require/0/max_delta"
+        assert "use metric peak_allocated_gib or max_value" in about_memory[0].hint
 
 
 @pytest.mark.parametrize("node_class", ["cpu", "h200"])

@@ -238,7 +238,7 @@ def started(receipt: Receipt, seconds: float) -> Receipt:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "message"),
     [
         (172_800.0, "s after arm"),
         (MAX_PAUSE_S + 1, "allowed: 60 s"),
@@ -247,11 +247,11 @@ def started(receipt: Receipt, seconds: float) -> Receipt:
         (-1.5, None),
     ],
 )
-def test_trials_of_a_block_follow_each_other_in_their_order(seconds: float, said: str | None) -> None:
+def test_trials_of_a_block_follow_each_other_in_their_order(seconds: float, message: str | None) -> None:
     first, second, third = block()
     assert list(order_problems([third, first, second])) == []
     reasons = list(order_problems([first, second, started(third, seconds)]))
-    assert reasons == [] if said is None else said in reasons[0]
+    assert reasons == [] if message is None else message in reasons[0]
     assert list(order_problems([first, started(third, 10**6)])) == []  # what lies between them is not known
 
 

@@ -37,11 +37,11 @@ def test_every_ablation_counts_once_and_false_words_are_found():
     ledger = keep_ledger([calibrate(KEY, [block for blocks in [*quiet, loud, short] for block in blocks])])
     assert (ledger.ablations, ledger.false_words, ledger.differing) == (6, 1, 1)
     assert ledger.upper_bound == upper_bound(1, 6)
-    said = false_verdicts(ledger).replace("\N{NO-BREAK SPACE}", " ")
-    assert said.startswith(
+    text = false_verdicts(ledger).replace("\N{NO-BREAK SPACE}", " ")
+    assert text.startswith(
         "1 false verdict in 6 A/A ablations, so the rate of false verdicts is at most 58.2 % (95 % confidence"
     )
-    assert said.endswith("It takes 93 A/A ablations to support 5 %.")
+    assert text.endswith("It takes 93 A/A ablations to support 5 %.")
 
 
 def test_a_difference_within_the_margin_is_no_false_word():

@@ -26,8 +26,8 @@ GPU_EVENTS = DeviceEvents(
 )
 
 
-@pytest.mark.parametrize(("tokens", "said"), [((40, 20), True), ((30, 30), False), (None, False)])
-def test_ranks_with_unequal_tokens_are_named_in_the_verdict(tokens: tuple[int, ...] | None, said: bool) -> None:
+@pytest.mark.parametrize(("tokens", "is_named"), [((40, 20), True), ((30, 30), False), (None, False)])
+def test_ranks_with_unequal_tokens_are_named_in_the_verdict(tokens: tuple[int, ...] | None, is_named: bool) -> None:
     spec, plan = plan_of()
     receipts = []
     for block in plan.blocks:
@@ -42,7 +42,7 @@ def test_ranks_with_unequal_tokens_are_named_in_the_verdict(tokens: tuple[int, .
             f"ranks of the {arm} reported unequal tokens: 40, 20; one may count its own share wrongly"
             for arm in ("variant", "baseline")
         ]
-        if said
+        if is_named
         else []
     )
 

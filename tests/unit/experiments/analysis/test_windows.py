@@ -59,7 +59,7 @@ def drawn_arms(rng: random.Random) -> tuple[list[Row], list[Row]]:
 
 @pytest.mark.parametrize("margin_pct", [0.0, 0.5, 5.0])
 def test_an_effect_that_the_workers_clock_contradicts_by_more_than_the_margin_is_said(margin_pct: float) -> None:
-    rng, said = random.Random(7), 0  # noqa: S311 - draws that repeat
+    rng, num_named = random.Random(7), 0  # noqa: S311 - draws that repeat
     for _ in range(100):
         baseline, variant = drawn_arms(rng)
         both = list(zip(baseline, variant, strict=True))
@@ -70,8 +70,8 @@ def test_an_effect_that_the_workers_clock_contradicts_by_more_than_the_margin_is
         assert (text is not None) == (abs(gap) > max(margin_pct, 0.1))
         assert text is None or f"{gap:+.2f} % longer" in text
         assert clocks_apart(evidence(baseline, variant), "process_s", margin_pct) is None
-        said += text is not None
-    assert 2 <= said <= 95
+        num_named += text is not None
+    assert 2 <= num_named <= 95
 
 
 @pytest.mark.parametrize(("seen_s", "cause"), [(0.16, None), (0.1605, None), (0.162, Cause.CLOCKS)])
@@ -88,7 +88,7 @@ def proved(values: list[float]) -> bool:
 
 
 def test_a_gain_that_is_paid_outside_of_the_window_is_said() -> None:
-    rng, said = random.Random(8), 0  # noqa: S311 - draws that repeat
+    rng, num_named = random.Random(8), 0  # noqa: S311 - draws that repeat
     for _ in range(200):
         baseline, variant = drawn_arms(rng)
         whole = [(b, v) for b, v in zip(baseline, variant, strict=True) if b[2] is not None and v[2] is not None]
@@ -98,7 +98,7 @@ def test_a_gain_that_is_paid_outside_of_the_window_is_said() -> None:
         notes = list(program_notes(evidence(baseline, variant), "tokens_per_s"))
         moved = [note for note in notes if MOVED in note]
         assert len(moved) == is_paid, notes
-        said += len(moved)
+        num_named += len(moved)
         ended = sum(row[2] is None for row in variant) if any(row[2] is not None for row in baseline) else 0
         assert [note for note in notes if ENDED in note] == (
             [f"processes of the variant still ran at the end of {ended} of its 6 trials, and had to be ended: "
@@ -108,7 +108,7 @@ def test_a_gain_that_is_paid_outside_of_the_window_is_said() -> None:
         )  # fmt: skip
         whole_process = list(program_notes(evidence(baseline, variant), "process_s"))
         assert not any(MOVED in note or ENDED in note for note in whole_process)
-    assert 10 < said < 150
+    assert 10 < num_named < 150
 
 
 def noted(own: list[dict[str, Any]], base: list[dict[str, Any]], load: float | None) -> list[str]:

@@ -126,8 +126,8 @@ def test_drawn_models_have_equal_parameters_or_are_refused() -> None:
 
 def test_equal_steps_are_the_default_and_change_no_arm() -> None:
     plain = make_spec(variants={"rows": {"overrides": {"micro_batch": 4}}})
-    said = make_spec(variants={"rows": {"overrides": {"micro_batch": 4}}}, workload__steps__equal="steps")
-    assert plain.digest == said.digest
+    explicit = make_spec(variants={"rows": {"overrides": {"micro_batch": 4}}}, workload__steps__equal="steps")
+    assert plain.digest == explicit.digest
     assert [arm.config.steps.timed for arm in make_plan(plain).arms] == [4, 4]
 
 

@@ -95,7 +95,7 @@ def test_the_demo_stays_small_enough_for_three_minutes_on_two_quiet_cores() -> N
 
 
 @pytest.mark.parametrize(
-    ("node_class", "given", "baseline", "variant", "said"),
+    ("node_class", "given", "baseline", "variant", "message"),
     [
         ("cpu", 2, 1, 4, "gate 'devices' = 4, and placement.devices gives a block 2"),
         ("cpu", 2, 1, 1, "a block gets 2 devices, and no arm uses more than 1"),
@@ -104,10 +104,10 @@ def test_the_demo_stays_small_enough_for_three_minutes_on_two_quiet_cores() -> N
     ],
 )
 def test_an_arm_asks_for_devices_that_its_block_has(
-    node_class: str, given: int, baseline: int, variant: int, said: str
+    node_class: str, given: int, baseline: int, variant: int, message: str
 ) -> None:
     lane = {"lane": "xla"} if node_class == "xla-cpu" else {}
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         make_plan(
             make_spec(
                 baseline={"gates": {"devices": baseline, "micro_batch": 4, **lane}},

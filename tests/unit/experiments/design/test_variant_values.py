@@ -91,10 +91,10 @@ def test_a_variant_may_differ_in_a_value_of_model_or_optimiser(name: str) -> Non
     assert other.gates == {**base.gates, **changed}
     assert other.digest != base.digest
     assert weakest_claim(other, base) is Claim.CHANGES_MODEL
-    said = other_model(other, base)
-    assert said is not None
-    assert said.startswith(f"{name} ")
-    assert said.count("instead of") == 1
+    difference = other_model(other, base)
+    assert difference is not None
+    assert difference.startswith(f"{name} ")
+    assert difference.count("instead of") == 1
     assert name in [change.name for change in arm_changes(other, base)]
 
 

@@ -104,9 +104,9 @@ except BundleError as error:
 """
 
 
-@pytest.mark.parametrize(("make", "said"), BOMBS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("make", "message"), BOMBS, ids=lambda value: getattr(value, "__name__", ""))
 def test_an_archive_that_grows_is_refused_before_it_has_grown(
-    make: Callable[[Path], Path], said: str, tmp_path: Path
+    make: Callable[[Path], Path], message: str, tmp_path: Path
 ) -> None:
     """In a process that may not have more than 900 MB; the bundle's own limit is 256."""
     path = make(tmp_path / "b.tar.gz")
@@ -118,7 +118,7 @@ def test_an_archive_that_grows_is_refused_before_it_has_grown(
         timeout=LIMIT_S,
         check=False,
     )
-    assert (done.stdout.strip(), done.stderr) == (said, "")
+    assert (done.stdout.strip(), done.stderr) == (message, "")
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])

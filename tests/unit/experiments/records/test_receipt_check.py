@@ -211,12 +211,12 @@ def test_the_original_is_whole() -> None:
 
 @pytest.mark.parametrize("what", EDITS)
 def test_edit_with_every_digest_redone_is_found_and_named(what: str) -> None:
-    edit, said = EDITS[what]
+    edit, message = EDITS[what]
     values = original()
     edit(values)
     values = sealed(values) if "summary" in what or "loss" in what else redone(values)
     problems = verify(values)
-    assert any(said in problem for problem in problems), problems
+    assert any(message in problem for problem in problems), problems
     assert not any("was altered" in problem for problem in problems)
 
 
@@ -309,11 +309,11 @@ def test_a_receipt_with_any_schedule_verifies(every: int) -> None:
 
 @pytest.mark.parametrize("what", CURVE_EDITS)
 def test_edit_of_a_curve_is_found_and_named(what: str) -> None:
-    edit, said = CURVE_EDITS[what]
+    edit, message = CURVE_EDITS[what]
     values = original(val_every=6)
     edit(values)
     problems = verify(redone(values))
-    assert any(said in problem for problem in problems), problems
+    assert any(message in problem for problem in problems), problems
 
 
 @pytest.mark.parametrize("place", range(5))

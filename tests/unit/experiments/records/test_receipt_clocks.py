@@ -41,8 +41,8 @@ def block(plan: Plan = PLAN, index: int = 0) -> list[Receipt]:
     return sliced_receipts(plan, index, seeded(5))
 
 
-def said(receipts: Sequence[Receipt]) -> list[str]:
-    """Everything that is said of a block's receipts, each by itself and together."""
+def problems_of(receipts: Sequence[Receipt]) -> list[str]:
+    """Return the problems of a block's receipts, each by itself and together."""
     alone = [problem for receipt in receipts for problem in verify(receipt.model_dump(mode="json"))]
     return [*alone, *slice_problems(receipts)]
 
@@ -53,7 +53,7 @@ def test_what_a_perfect_worker_leaves_is_fine_whatever_the_slices_are() -> None:
         size, number = chance.randint(1, 5), 2 * chance.randint(1, 4)
         plan = plan_of(size * number, size, chance.randint(0, 3), chance.choice([0.0, 0.5]))
         receipts = sliced_receipts(plan, chance.randrange(6), chance)
-        assert said(receipts) == []
+        assert problems_of(receipts) == []
         assert list(order_problems(receipts)) == []
         chance.shuffle(receipts)
         for some in (pair for count in (1, 2, 3) for pair in combinations(receipts, count)):
@@ -134,14 +134,14 @@ EDITS: dict[str, tuple[Edit, str]] = {
 
 
 def test_the_original_is_whole() -> None:
-    assert said(block()) == []
-    assert said(block(ONE_STEP)) == []
+    assert problems_of(block()) == []
+    assert problems_of(block(ONE_STEP)) == []
 
 
 @pytest.mark.parametrize("what", EDITS)
 def test_an_edit_of_the_slices_with_every_digest_redone_is_found_and_named(what: str) -> None:
     edit, words = EDITS[what]
-    problems = said(edit(block()))
+    problems = problems_of(edit(block()))
     assert any(words in problem for problem in problems), problems
     assert not any("was altered" in problem for problem in problems)
 

@@ -129,12 +129,12 @@ def test_without_a_baseline_nothing_is_rejected_and_what_ran_is_said_to_have_run
     assert f": the baseline {WORDS[end]} in {BLOCKS} of {BLOCKS} trials" in short_answer(view.verdict)
     for variant in view.verdict.variants:
         assert variant.decision is Decision.INVALID
-        said = sentence(view.verdict, variant)
-        assert said.endswith(f"; {variant.arm} ran.") == (variant.arm not in broken)
-        assert said.startswith(
+        text = sentence(view.verdict, variant)
+        assert text.endswith(f"; {variant.arm} ran.") == (variant.arm not in broken)
+        assert text.startswith(
             f"The baseline {WORDS[end]} in {BLOCKS} of {BLOCKS} trials, so there is nothing to compare; "
         )
-        assert ("no valid measurement" in said) == (variant.arm in broken and variant.verdict is VerdictWord.INVALID)
+        assert ("no valid measurement" in text) == (variant.arm in broken and variant.verdict is VerdictWord.INVALID)
 
 
 def test_a_variant_out_of_memory_is_rejected_beside_a_baseline_that_measured_once(sound: AblationView) -> None:

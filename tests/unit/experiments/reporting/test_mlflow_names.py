@@ -66,9 +66,9 @@ def test_every_name_is_short_and_says_verdict_and_effect_of_the_best(view: Ablat
         name = named(view, drawn_name(chance), *variants)
         first = min(variants, key=lambda variant: list(Decision).index(variant[1]))
         assert len(name) <= content.LONGEST_NAME
-        said = name.partition(": ")[2]
-        assert said.split()[0] == first[1]
-        assert first[2] == wording.NOTHING or first[2] in said
+        text = name.partition(": ")[2]
+        assert text.split()[0] == first[1]
+        assert first[2] == wording.NOTHING or first[2] in text
 
 
 def drawn_name(chance: random.Random) -> str:

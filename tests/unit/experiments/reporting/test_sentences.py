@@ -52,7 +52,7 @@ def verdict(known: Circumstances | None = None, **changes: Any) -> Verdict:
     )
 
 
-def said(judged: Verdict) -> str:
+def sentence(judged: Verdict) -> str:
     (variant,) = judged.variants
     return sentences.sentence(judged, variant).replace("\N{NO-BREAK SPACE}", " ")
 
@@ -65,17 +65,21 @@ def remarks(judged: Verdict) -> str:
 def test_better_is_said_beyond_the_margin_and_a_proved_gain_that_may_be_smaller_is_undecided() -> None:
     start = "hroughput is 2.40 % higher (+0.20 to +4.60 % with 96 % confidence, 6 blocks); "
     unseen = "6 blocks do not exclude that up to 39 % of this arm's runs are far worse than these"
-    assert said(verdict()) == f"T{start}that is more than the margin of 0.5 %; {unseen}."
-    below = said(verdict(**OPEN | {"measured": VerdictWord.INCONCLUSIVE}, cause=Cause.ABOVE_ZERO))
+    assert sentence(verdict()) == f"T{start}that is more than the margin of 0.5 %; {unseen}."
+    below = sentence(verdict(**OPEN | {"measured": VerdictWord.INCONCLUSIVE}, cause=Cause.ABOVE_ZERO))
     assert below == f"Not decided: t{start}the difference is proved, but not that it exceeds the margin of 0.5 %."
 
 
 def test_worse_and_same_name_the_direction_and_the_margin() -> None:
     slower = FOUND.model_copy(update={"delta_pct": -2.4, "ci_low_pct": -4.6, "ci_high_pct": -0.2})
     worse = {"verdict": VerdictWord.WORSE, "measured": VerdictWord.WORSE, "primary": slower}
-    assert said(verdict(**worse)).startswith("Throughput is 2.40 % lower (\N{MINUS SIGN}4.60 to \N{MINUS SIGN}0.20 %")
+    assert sentence(verdict(**worse)).startswith(
+        "Throughput is 2.40 % lower (\N{MINUS SIGN}4.60 to \N{MINUS SIGN}0.20 %"
+    )
     same = {"verdict": VerdictWord.SAME, "measured": VerdictWord.SAME}
-    assert said(verdict(**same)).startswith("Throughput is the same within the margin of 0.5 %: the change is +2.40 %")
+    assert sentence(verdict(**same)).startswith(
+        "Throughput is the same within the margin of 0.5 %: the change is +2.40 %"
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,26 +95,26 @@ def test_worse_and_same_name_the_direction_and_the_margin() -> None:
     ],
 )  # fmt: skip
 def test_every_cause_is_said(cause: Cause, words: str) -> None:
-    text = said(verdict(Circumstances(), **OPEN, cause=cause))
+    text = sentence(verdict(Circumstances(), **OPEN, cause=cause))
     assert text.startswith("Not decided: ")
     assert words in text
 
 
 def test_steps_that_are_spread_unlike_are_not_called_slow() -> None:
     even = FOUND.model_copy(update={"outlier_steps": (0, 0)})
-    text = said(verdict(**OPEN, cause=Cause.STALLS, primary=even))
+    text = sentence(verdict(**OPEN, cause=Cause.STALLS, primary=even))
     assert "without outliers: +2.40 % in total, +0.10 % by median step." in text
     assert "slow" not in text
 
 
 def test_other_work_is_said_before_what_the_samples_say() -> None:
     other = "a step has 256 tokens, the baseline's 512"
-    text = said(verdict(Circumstances(), **OPEN, cause=Cause.OTHER_WORK, other_work=other))
+    text = sentence(verdict(Circumstances(), **OPEN, cause=Cause.OTHER_WORK, other_work=other))
     assert text.startswith(f"Not decided: {other}, so the two are not comparable. The samples say 'better': ")
 
 
 def test_every_cause_has_its_sentence() -> None:
-    assert all(said(verdict(**OPEN, cause=cause)).startswith("Not decided: ") for cause in Cause)
+    assert all(sentence(verdict(**OPEN, cause=cause)).startswith("Not decided: ") for cause in Cause)
 
 
 def test_a_broken_exact_requirement_comes_first() -> None:
@@ -122,7 +126,7 @@ def test_a_broken_exact_requirement_comes_first() -> None:
         exact=True,
     )
     soft = broken.model_copy(update={"exact": False, "metric": "loss_final"})
-    text = said(verdict(requirements=(soft, broken)))
+    text = sentence(verdict(requirements=(soft, broken)))
     assert text.startswith(
         "It breaks a requirement: peak reserved memory, max_delta 0.5 GiB: largest change +0.76 GiB. Throughput is"
     )

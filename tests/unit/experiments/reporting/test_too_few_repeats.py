@@ -124,8 +124,8 @@ def test_repeats_are_said_to_differ_exactly_where_two_valid_ones_do(seed: int) -
         verdict = judge(plan, spec, receipts, known)
         (variant,) = verdict.variants
         really = _differing(plan, receipts)
-        said = {bool(DIFFERS.search(text)) for text in texts(verdict)}
-        assert said <= {False} or really, (variant.reason, said)
+        mentions = {bool(DIFFERS.search(text)) for text in texts(verdict)}
+        assert mentions <= {False} or really, (variant.reason, mentions)
         cell = lay_out(verdict).variants[0].interval.text
         assert (cell == "differ") is (variant.exact is not None and really)
         if variant.exact is not None and really:

@@ -143,10 +143,10 @@ def test_page_shows_every_table_of_the_verdict_cell_by_cell(
     if between.rows:
         expected[between.title] = [[cell.replace(SPACE, " ") for cell in line] for line in lines_of(between)]
     assert shown == expected
-    said = plain(page)
+    text = plain(page)
     for variant in layout.variants:
         for sentence in (variant.sentence, variant.why, *variant.remarks):
-            assert " ".join(sentence.replace(SPACE, " ").split()) in said
+            assert " ".join(sentence.replace(SPACE, " ").split()) in text
 
 
 def test_mlflow_gets_the_lead_the_table_and_the_unrounded_numbers(view: AblationView, layout: VerdictLayout) -> None:
@@ -200,14 +200,14 @@ def test_the_short_answer_is_the_most_important_variants_verdict_and_effect(
     assert first.arm in first_group
     assert largest is None or sizes[first.arm] == largest
     assert {one.arm for one in ordered} == set(judged)
-    said = short_answer(verdict)
-    assert said.startswith(f"{first.arm} {first.word.text}")
+    answer = short_answer(verdict)
+    assert answer.startswith(f"{first.arm} {first.word.text}")
     metric = wording.metric(verdict.rule["primary"]["metric"])
     has_effect = first.effect.text != wording.NOTHING
-    assert (f", {first.effect.text} {metric}" in said) == has_effect
+    assert (f", {first.effect.text} {metric}" in answer) == has_effect
     alone = verdict.model_copy(update={"variants": tuple(v for v in verdict.variants if v.arm == first.arm)})
     others = len(layout.variants) - 1
-    assert said == short_answer(alone) + (f", and {others} more" if others else "")
+    assert answer == short_answer(alone) + (f", and {others} more" if others else "")
 
 
 def percents(text: str) -> set[str]:
@@ -222,9 +222,9 @@ def test_an_effect_is_written_alike_wherever_it_is_shown(view: AblationView, lay
     runs = {run.identity: run for run in arm_runs(view)}
     for variant in (one for one in layout.variants if judged[one.arm].primary):
         shown = percents(f"{variant.effect} {variant.interval}")
-        said = headline(view.verdict, judged[variant.arm])
-        assert percents(said) == shown, "the report's first screen"
-        assert short[variant.arm] == said, "the service's pages"
+        text = headline(view.verdict, judged[variant.arm])
+        assert percents(text) == shown, "the report's first screen"
+        assert short[variant.arm] == text, "the service's pages"
         assert runs[f"arm/{variant.arm}"].name.endswith(f" {variant.effect}"), "MLflow"
         assert shown <= percents(terminal(view.verdict)) & percents(verdict_markdown(view.verdict))
         assert shown <= percents(variant.sentence) or judged[variant.arm].cause is not None
@@ -240,8 +240,8 @@ def test_every_medium_has_the_largest_improvement_first(verdict: Verdict, layout
         assert [*dict.fromkeys(str(cells[0]) for cells in table.rows)] == [
             arm for arm in arms if any(str(cells[0]) == arm for cells in table.rows)
         ]
-    said = [line.partition("[/]")[0] for line in verdict_tables.explanation(verdict) if line.startswith("[bold]")]
-    assert said == [f"[bold]{arm}" for arm in arms]
+    lines = [line.partition("[/]")[0] for line in verdict_tables.explanation(verdict) if line.startswith("[bold]")]
+    assert lines == [f"[bold]{arm}" for arm in arms]
 
 
 def test_every_verdict_has_its_sign_and_tone() -> None:
@@ -269,8 +269,8 @@ def test_lead_does_not_read_as_if_a_stopped_arm_had_been_measured_as_bad() -> No
             update={"arm": "rows-64", "verdict": word, "measured": word, "decision": Decision.REJECT}
         )
         good = verdict.variants[0].model_copy(update={"verdict": VerdictWord.BETTER, "decision": Decision.ADOPT})
-        said = lead([stopped, good], 0.0)
-        assert said == f"Adopt psiv-on; rows-64: no answer ({word})."
+        text = lead([stopped, good], 0.0)
+        assert text == f"Adopt psiv-on; rows-64: no answer ({word})."
 
 
 def test_invalid_arms_are_not_told_that_their_verdicts_are_capped_for_want_of_a_baseline() -> None:
@@ -377,8 +377,8 @@ def test_speeds_beside_an_answer_on_memory_are_marked_and_say_what_others_took(l
     screen, verdict = first_screen(view), view.verdict
     assert screen is not None
     assert verdict is not None
-    for said in (screen.baseline, *(line.absolute for line in screen.lines)):
-        assert re.match(r"[\d,.]+ tokens/s \(not judged\), ", said)
+    for message in (screen.baseline, *(line.absolute for line in screen.lines)):
+        assert re.match(r"[\d,.]+ tokens/s \(not judged\), ", message)
     (note,) = [warning for warning in screen.warnings if "judged" in warning]
     assert note.startswith("Speeds are not judged: peak allocated memory decides")
     assert (f"took up to 85.6{SPACE}% of the CPU time" in note) == (load > 0.5)

@@ -94,8 +94,8 @@ def test_arms_beyond_the_most_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(-3, "0 s"), (0, "0 s"), (99.4, "99 s"), (100, "2 min"), (5399, "90 min"), (5400, "2 h"), (172_800, "2 days")],
 )
-def test_durations_are_said_in_one_unit(seconds: float, said: str) -> None:
-    assert duration(seconds).replace("\N{NO-BREAK SPACE}", " ") == said
+def test_durations_are_said_in_one_unit(seconds: float, text: str) -> None:
+    assert duration(seconds).replace("\N{NO-BREAK SPACE}", " ") == text

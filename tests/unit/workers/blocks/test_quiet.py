@@ -20,7 +20,7 @@ class Machine:
 
     def __init__(self, shares: list[float]) -> None:
         self.shares, self.at_s, self.busy_s = list(shares), 10.0, 0.0
-        self.said: list[str | None] = []
+        self.messages: list[str | None] = []
         self.looks: list[float] = []
 
     def pause(self, seconds: float) -> None:
@@ -33,7 +33,7 @@ class Machine:
         return CoreLoad(at_s=self.at_s, busy_s=self.busy_s, cores=CORES)
 
     def wait(self, limit: float, most_s: float) -> bool:
-        quiet = Quiet(pause=self.pause, says=self.said.append, read=self.read, processes=dict)
+        quiet = Quiet(pause=self.pause, says=self.messages.append, read=self.read, processes=dict)
         return quiet.wait(limit, most_s=most_s)
 
 
@@ -49,7 +49,7 @@ def test_it_waits_for_the_first_quiet_look_and_never_longer_than_it_may(
     limit += 1e-6  # sums of drawn shares are not exact
     quiet = machine.wait(limit, most_s)
     if limit >= ANY_LOAD or most_s <= 0:
-        assert (quiet, machine.looks, machine.said) == (True, [], [])
+        assert (quiet, machine.looks, machine.messages) == (True, [], [])
         return
     assert all(share > limit for share in machine.looks[:-1])
     assert quiet is (machine.looks[-1] <= limit)
@@ -57,9 +57,9 @@ def test_it_waits_for_the_first_quiet_look_and_never_longer_than_it_may(
     assert waited <= max(most_s, FIRST_LOOK_S) + 1e-6
     assert quiet or waited >= most_s - FIRST_LOOK_S - 1e-6
     assert len(machine.looks) <= 2 + (most_s - FIRST_LOOK_S) / LOOK_S or len(machine.looks) == 1
-    said = [text for text in machine.said if text is not None]
-    assert machine.said == ([] if len(machine.looks) == 1 and quiet else [*said, None])
-    assert all("placement.max_foreign_load allows" in text for text in said)
+    lines = [text for text in machine.messages if text is not None]
+    assert machine.messages == ([] if len(machine.looks) == 1 and quiet else [*lines, None])
+    assert all("placement.max_foreign_load allows" in text for text in lines)
 
 
 def test_a_block_that_has_to_stop_waits_no_more_and_says_so() -> None:
@@ -71,8 +71,8 @@ def test_a_block_that_has_to_stop_waits_no_more_and_says_so() -> None:
             raise BlockStopped(StopReason.CANCELLED)
 
     with pytest.raises(BlockStopped):
-        Quiet(pause=pause, says=machine.said.append, read=machine.read, processes=dict).wait(0.25, most_s=60.0)
-    assert machine.said[-1] is None
+        Quiet(pause=pause, says=machine.messages.append, read=machine.read, processes=dict).wait(0.25, most_s=60.0)
+    assert machine.messages[-1] is None
 
 
 def test_the_counters_of_this_machine_show_the_work_of_this_process() -> None:

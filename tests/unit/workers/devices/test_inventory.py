@@ -30,10 +30,10 @@ def test_find_devices_of_two_classes_in_one_machine_is_neither(tmp_path: Path, m
     put_gpus(tmp_path, monkeypatch, "".join(lines))
     devices = find_devices()
     assert devices.node_class is NODE_CLASSES["cpu"]
-    said = (
+    reason = (
         f"devices '{names[0]}' and '{names[1]}' have no common node class: give each kind a worker; registered as cpu"
     )
-    assert devices.lacks == (said,)
+    assert devices.lacks == (reason,)
     for name in ("h200", "h100"):
         with pytest.raises(DeviceMissing, match=f"its probe found {', '.join(names)}"):
             find_devices(name)

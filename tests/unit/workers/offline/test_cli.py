@@ -51,8 +51,8 @@ def test_refusals_count_real_devices_and_leave_virtual_ones(
     file = file.model_copy(update={"plan": file.plan.model_copy(update={"node_class": name, "devices": asked})})
     devices = tuple(node.devices.first.model_copy(update={"index": index}) for index in range(there))
     other = replace(node, devices=replace(node.devices, node_class=NODE_CLASSES[name], devices=devices))
-    said = f"this node has {there} devices; the plan asks for {asked}"
-    assert (said not in list(refusals(file, other))) == fits
+    problem = f"this node has {there} devices; the plan asks for {asked}"
+    assert (problem not in list(refusals(file, other))) == fits
 
 
 def test_refusals_plan_of_other_code(node: Node) -> None:

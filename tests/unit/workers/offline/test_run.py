@@ -74,11 +74,11 @@ class Runner:
 class Rig:
     def __init__(self, folder: BundleFolder) -> None:
         self.folder = folder
-        self.said = io.StringIO()
+        self.printed = io.StringIO()
         node = make_node()
         node_id = folder.add_node(node.name, node.registration, self.bundle())
         self.runner = Runner(folder, node_id)
-        self.display = ProgressDisplay(Console(file=self.said, width=300), name="x", blocks=6, trials_per_block=3)
+        self.display = ProgressDisplay(Console(file=self.printed, width=300), name="x", blocks=6, trials_per_block=3)
         self.execution = ExecRun(FILE, folder, self.runner, self.display, node_id=node_id)  # type: ignore[arg-type]
 
     def bundle(self) -> Any:
@@ -100,8 +100,8 @@ def test_run_measures_what_was_asked_for_and_says_so(rig: Rig) -> None:
     summary = rig.run(0, 2)
     assert (summary.done, summary.failed, summary.stopped) == ((0, 2), (), None)
     assert [block.attempt.index for block in rig.bundle().blocks] == [0, 2]
-    assert "block 1/6, baseline: measured in 3.0 s" in rig.said.getvalue()
-    assert "min left" in rig.said.getvalue()
+    assert "block 1/6, baseline: measured in 3.0 s" in rig.printed.getvalue()
+    assert "min left" in rig.printed.getvalue()
     assert rig.display.now() == ""
     assert list(rig.folder.work.glob("att_*")) == []
 
@@ -179,7 +179,7 @@ def test_broken_block_is_tried_again_whole(rig: Rig) -> None:
     bundle = rig.bundle()
     assert [record.attempt_no for record in bundle.broken] == [1]
     assert bundle.blocks[0].attempt.attempt_no == 2
-    assert "block 1 broke, no_receipt 1 of 3: it died" in rig.said.getvalue()
+    assert "block 1 broke, no_receipt 1 of 3: it died" in rig.printed.getvalue()
 
 
 def test_attempts_are_used_up_over_several_runs(rig: Rig) -> None:
