@@ -38,8 +38,8 @@ def drift(calibration: "Calibration") -> str:
 
 
 def rate(arm: "ArmSummary") -> str | None:
-    """Return an arm's throughput: per node if it ran on several, as a mean over many; None without one."""
-    if arm.tokens_per_s is None:
+    """Return an arm's throughput: per node if it ran on several, as a mean over many; None without tokens."""
+    if not arm.tokens_per_s:
         return None
     if arm.by_node is None:
         return f"{number(arm.tokens_per_s, 4)} tokens/s"
@@ -78,7 +78,7 @@ def of_arm(summary: "ArmSummary", receipts: Sequence["Receipt"]) -> str:
 
 
 def _at(means: "NodeMeans") -> str:
-    return "" if means.tokens_per_s is None else f", {number(means.tokens_per_s, 4)} tokens/s"
+    return "" if not means.tokens_per_s else f", {number(means.tokens_per_s, 4)} tokens/s"
 
 
 def false_verdicts(ledger: "Ledger") -> str:

@@ -186,20 +186,25 @@ class AskedQuestion:
         return " ".join(f"Does {self.change} {what} {shlex.join(self.command)}?".split())[:500]
 
     def takes_turns(self, times: CheckedTimes) -> bool:
-        """Return whether the trials of a block take turns on busy cores: after marked steps if there are any."""
+        """Return whether the trials of a block take turns, on busy cores or to compare processor time.
+
+        They do so after marked steps if there are any.
+        """
         marked = times.marks != "process"
         metrics = (CPU_STEP, *WINDOW_METRICS) if marked else ("cpu_s",)
         decides = self.metric is None or self.metric in metrics
         sized = times.cpu_step_s is not None if marked else times.step_s is None
         able = times.node_class == "cpu" and times.can_take_turns and sized
-        return able and decides and self.may_take_turns and not times.is_quiet and len(self.variants) < MAX_TRIALS - 1
+        by_work = self.metric in ("cpu_s", CPU_STEP)  # blocks then count under any load, also one that comes later
+        able = able and decides and self.may_take_turns and (by_work or not times.is_quiet)
+        return able and len(self.variants) < MAX_TRIALS - 1
 
     def of_busy_cores(self, times: CheckedTimes) -> Iterator[str]:
         """Yield lines about what a busy machine changes."""
         if self.takes_turns(times):
             unmarked = times.marks == "process"
             turns = "half a second" if unmarked else wording.counted(self._steps(times)["slice"], "step")
-            yield f"the machine is busy: the trials of a block take turns of {turns}"
+            yield f"{'' if times.is_quiet else 'the machine is busy: '}the trials of a block take turns of {turns}"
             if self.metric is None:
                 by_time = {"process": "process_s", "steps": "step_s", "tokens": THROUGHPUT}[times.marks]
                 by_work = self._primary(times)

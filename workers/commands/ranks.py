@@ -469,7 +469,10 @@ def _mark_problems(ranks: Mapping[int, ProgramRank], config: ProgramArm, world: 
     if short:
         least = min(short, key=lambda number: len(ranks[number].ended))
         done = len(ranks[least].ended)
-        yield f"{_who(least, world)} marked {done:,} of {total:,} steps, or left the trial without closing it"
+        yield (
+            f"{_who(least, world)} marked {done:,} of {total:,} steps, or left the trial without closing it: "
+            "let ablate.steps() end the loop, not a number of the program's own"
+        )
     unmarked = next((n for n, rank in ranks.items() if not rank.has_window(config.steps)), None)
     if unmarked is not None:
         yield f"{_who(unmarked, world)} marked no window"

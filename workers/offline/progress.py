@@ -65,7 +65,11 @@ class ProgressDisplay:
         self._seconds += time.monotonic() - self._trial_began
         self._trial_began = time.monotonic()
         name = f"{self._running[0]}, {receipt.arm}" if self._running else receipt.arm
-        rate = f", {receipt.summary.tokens_per_s:,.0f} tokens/s" if receipt.summary else ""
+        rate = (
+            f", {receipt.summary.tokens_per_s:,.0f} tokens/s"
+            if receipt.summary and receipt.summary.tokens_per_s
+            else ""
+        )
         loss = f", loss {receipt.summary.loss_final:.4f}" if receipt.summary else ""
         why = f": {receipt.message}" if receipt.message else ""
         self.print_line(f"{name}: {receipt.outcome} in {receipt.wall_s:.1f} s{rate}{loss}{why}{self._rest()}")

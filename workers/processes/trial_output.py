@@ -154,7 +154,7 @@ class TrialOutput:
             trial_id=self._trial_id,
             steps_done=1 + step.index,
             steps_total=self._steps_total,
-            tokens_per_s=_drawable(step.tokens / step.seconds) if step.seconds > 0 else None,
+            tokens_per_s=_drawable(step.tokens / step.seconds) if step.tokens and step.seconds > 0 else None,
             loss=_drawable(step.loss),
             step_s=_drawable(median(self._recent_s)) if self._recent_s else None,
         )

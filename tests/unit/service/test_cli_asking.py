@@ -121,7 +121,7 @@ def test_a_busy_machine_is_measured_with_all_its_load() -> None:
     node_class=st.sampled_from(["cpu", "h200"]), metric=st.sampled_from([None, "cpu_s", "process_s", "loss {}"]),
     is_quiet=st.booleans(), can_take_turns=st.booleans(), allowed=st.booleans(),
 )  # fmt: skip
-def test_programs_without_marks_take_turns_by_the_clock_exactly_where_they_can_and_cores_are_busy(
+def test_programs_without_marks_take_turns_by_the_clock_exactly_where_they_can_on_busy_cores_or_by_processor_time(
     *,
     step_s: float | None,
     longest_s: float,
@@ -141,9 +141,10 @@ def test_programs_without_marks_take_turns_by_the_clock_exactly_where_they_can_a
     checked = times(marks="process", step_s=step_s, cpu_step_s=step_s, **own)  # steps: one of the arms marks them
     values, lines = question.spec(checked), list(question.of_busy_cores(checked))
     able = node_class == "cpu" and can_take_turns and allowed and metric in (None, "cpu_s") and variants < 7
-    in_turns = able and not is_quiet and step_s is None
+    in_turns = able and (metric == "cpu_s" or not is_quiet) and step_s is None
     assert values["workload"].get("turns", False) == in_turns == any("take turns of half a" in line for line in lines)
-    assert bool(lines) == (not is_quiet)
+    assert bool(lines) == (in_turns or not is_quiet)
+    assert any("is busy" in line for line in lines) == (not is_quiet)
     primary = values["verdict"]["primary"]["metric"]
     if metric is None:
         assert primary == ("cpu_s" if in_turns else "process_s")
@@ -160,7 +161,7 @@ def test_programs_without_marks_take_turns_by_the_clock_exactly_where_they_can_a
     metric=st.sampled_from([None, "cpu_step_s", "step_s", "tokens_per_s", "cpu_s", "loss {}"]),
     is_quiet=st.booleans(), can_take_turns=st.booleans(), allowed=st.booleans(),
 )  # fmt: skip
-def test_trials_take_turns_of_a_quarter_second_of_work_exactly_where_they_can_and_cores_are_busy(
+def test_trials_take_turns_of_a_quarter_second_of_work_exactly_where_they_can_on_busy_cores_or_by_processor_time(
     *,
     step_s: float,
     start_s: float,
@@ -190,8 +191,10 @@ def test_trials_take_turns_of_a_quarter_second_of_work_exactly_where_they_can_an
     values, lines = question.spec(checked), list(question.of_busy_cores(checked))
     able = node_class == "cpu" and can_take_turns and allowed and metric not in ("cpu_s", "loss {}") and variants < 7
     steps = values["workload"]["steps"]
-    assert ("slice" in steps) == (able and not is_quiet) == any("take turns" in line for line in lines)
-    assert bool(lines) == (not is_quiet)
+    in_turns = able and (metric == "cpu_step_s" or not is_quiet)
+    assert ("slice" in steps) == in_turns == any("take turns" in line for line in lines)
+    assert bool(lines) == (in_turns or not is_quiet)
+    assert any("is busy" in line for line in lines) == (not is_quiet)
     primary = values["verdict"]["primary"]["metric"]
     if "slice" in steps:
         assert (primary == "cpu_step_s") == (metric in (None, "cpu_step_s"))

@@ -2,6 +2,8 @@
 
 import random
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -82,3 +84,10 @@ def test_failures_are_words_without_underscores() -> None:
     assert [name for name in names if "_" in wording.failure(name)] == []
     assert wording.failure(FailureClass.USER_ERROR) == "error of the program"
     assert len({wording.failure(name) for name in FailureClass}) == len(FailureClass)
+
+
+def test_a_program_that_reports_no_tokens_has_no_throughput() -> None:
+    arm: Any = SimpleNamespace(tokens_per_s=0.0, by_node=None)
+    assert wording.rate(arm) is None
+    arm.tokens_per_s = 12.0
+    assert wording.rate(arm) == "12 tokens/s"

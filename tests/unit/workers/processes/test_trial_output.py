@@ -81,6 +81,8 @@ def test_progress_reads_last_whole_line(tmp_path: Path) -> None:
     progress = one.progress()
     assert (progress.steps_done, progress.steps_total, progress.loss) == (2, 14, 8.0)
     assert progress.tokens_per_s == pytest.approx(2048)
+    paths.steps.write_text('{"index": 2, "seconds": 0.5, "tokens": 0}\n')
+    assert TrialOutput("trl", paths, steps_total=14).progress().tokens_per_s is None
 
 
 def test_a_steps_time_is_the_median_of_late_and_never_of_what_compiles(tmp_path: Path) -> None:
