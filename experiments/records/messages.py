@@ -62,7 +62,7 @@ class NodeRegistration(Frozen):
     """Whether the node has just probed itself: its lanes, its devices and its disk."""
     allocation: OmitNone[Annotated[str, Field(pattern=NODE_NAME)]] = None
     """The job of a cluster that started the worker of an enrolled node; the node leaves with it."""
-    cores: OmitNone[Annotated[int, Field(ge=1)]] = None
+    cores: OmitNone[Annotated[int, Field(ge=1, strict=True)]] = None
     """Number of cores that the worker may use."""
 
 
