@@ -25,7 +25,7 @@ parser.add_argument("--seed", type=int)
 parser.add_argument("--step", type=float, default=0.0)
 seed, step_s = parser.parse_args().seed, parser.parse_args().step
 with ablate.trial(seed=seed) as trial:
-    for step in trial.steps(10):
+    for step in trial.steps(1000):
         time.sleep(0.8 * step_s)
         began = time.process_time()
         while time.process_time() - began < 0.2 * step_s:

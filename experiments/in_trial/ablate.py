@@ -188,8 +188,9 @@ class Trial:
     def steps(self, total: Optional[int] = None, *, first: int = 0) -> Iterator[MarkedStep]:
         """Yield the steps to run: the first one, warm-up steps, then the measured window.
 
-        In a trial, Ablate sets their number. Outside of a trial there are `total` steps, or no end. A program that goes
-        on from a checkpoint names the `first` one. Raises RuntimeError when called twice in one trial.
+        In a trial, Ablate sets their number; `ablate ask` sets at most `total`. Outside of a trial there are `total`
+        steps, or no end. A program that goes on from a checkpoint names the `first` one. Raises RuntimeError when
+        called twice in one trial.
         """
         if self._settings is None:
             yield from map(MarkedStep, count(first) if total is None else range(first, total))
@@ -200,7 +201,8 @@ class Trial:
         copy = self._copy()
         if copy is not None:
             raise ImportError(copy)
-        yield from self._measured(1 + int(self._settings["warmup"]), int(self._settings["timed"]), first)
+        untimed, timed = 1 + int(self._settings["warmup"]), int(self._settings["timed"])
+        yield from self._measured(untimed, timed, first, total)
         if self._settings["profile"]:
             yield from self._profiled()
 
@@ -235,7 +237,7 @@ class Trial:
             if type(known) is not type(value) or known != value:
                 self._attested[name] = "mixed"
 
-    def _measured(self, untimed: int, timed: int, first: int) -> Iterator[MarkedStep]:
+    def _measured(self, untimed: int, timed: int, first: int, total: Optional[int]) -> Iterator[MarkedStep]:
         self._rank, self._world = _place()
         self._send(
             "began",
@@ -244,6 +246,7 @@ class Trial:
             process=os.getpid(),
             closes=os.getpid() == self._process,
             first=first,
+            total=None if total is None else max(0, int(total)),
             python=sys.version.split()[0],
             implementation=_IMPLEMENTATIONS.get(sys.implementation.name, sys.implementation.name),
         )
@@ -448,7 +451,8 @@ def trainer_callback(trial: Trial, *, tokens_per_step: Optional[int] = None) -> 
             self._seen = 0
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_rest: Any) -> None:
-            self._steps = trial.steps(first=int(state.global_step) if trial.resumed else 0)
+            total = int(getattr(state, "max_steps", 0) or 0)  # Trainer itself ends there
+            self._steps = trial.steps(total or None, first=int(state.global_step) if trial.resumed else 0)
             self._seen = int(getattr(state, "num_input_tokens_seen", 0) or 0)  # a checkpoint has those before it
             self._current = next(self._steps, None)
 

@@ -57,6 +57,8 @@ class CheckedTimes:
     """Whether all trials of a block may run by turns: programs of at most one rank, for which the memory has room."""
     step_s: float | None
     cpu_step_s: float | None
+    own_steps: int | None
+    """Fewest steps of an arm's loop outside of a trial; None if no arm says."""
     start_s: float
     longest_s: float
     checks: tuple[Mapping[str, Any], ...] = ()
@@ -199,6 +201,14 @@ class AskedQuestion:
         able = able and decides and self.may_take_turns and (by_work or not times.is_quiet)
         return able and len(self.variants) < MAX_TRIALS - 1
 
+    def remarks(self, times: CheckedTimes) -> Iterator[str]:
+        """Yield lines about what a short loop and a busy machine change."""
+        wanted = {} if times.step_s is None else self._steps(replace(times, own_steps=None))
+        if wanted and self._steps(times) != wanted:
+            own = wording.counted(times.own_steps or 0, "step")
+            yield f"the program's loop has {own}, so a trial has no more; if it can go on: --steps {wanted['timed']}"
+        yield from self.of_busy_cores(times)
+
     def of_busy_cores(self, times: CheckedTimes) -> Iterator[str]:
         """Yield lines about what a busy machine changes."""
         if self.takes_turns(times):
@@ -219,11 +229,15 @@ class AskedQuestion:
         in_turns = self.takes_turns(times)
         needed = _WORK_S / max(times.cpu_step_s or 0.0, 1e-9) if in_turns else window_s / max(times.step_s or 0.0, 1e-9)
         timed = self.steps or min(_MOST_STEPS, max(_LEAST_STEPS, math.ceil(needed)))
-        steps = {"warmup": max(3, min(100, timed // 10)), "timed": timed}
-        if not in_turns:
-            return steps
-        size = max(1, min(timed // 2, round(_TURN_WORK_S / max(times.cpu_step_s or 0.0, 1e-9))))
-        return {**steps, "timed": math.ceil(timed / (2 * size)) * 2 * size, "slice": size}
+        warmup = max(3, min(100, timed // 10))
+        size = max(1, min(timed // 2, round(_TURN_WORK_S / max(times.cpu_step_s or 0.0, 1e-9)))) if in_turns else 0
+        timed = math.ceil(timed / (2 * size)) * 2 * size if in_turns else timed
+        if self.steps is None and times.own_steps is not None and 1 + warmup + timed > times.own_steps:
+            warmup = max(1, min(warmup, times.own_steps // 10))
+            timed = times.own_steps - 1 - warmup
+            size = min(size, timed // 2)
+            timed -= timed % (2 * size) if in_turns else 0
+        return {"warmup": warmup, "timed": timed, **({"slice": size} if in_turns else {})}
 
     def expected_s(self, times: CheckedTimes) -> float:
         """Return how long all trials take, with a control, on a machine like that of the check."""

@@ -302,7 +302,7 @@ def _checked(question: AskedQuestion, sections: Mapping[str, Any]) -> tuple[Aske
     if code:
         failed = [f"  {one['name']}: {one['detail']}" for one in remarks if one["needed"]]
         raise NotCompared(_nothing("\n".join(["the check failed", *failed])))
-    for line in (*(f"{one['name']}: {one['detail']}" for one in remarks), *question.of_busy_cores(times)):
+    for line in (*(f"{one['name']}: {one['detail']}" for one in remarks), *question.remarks(times)):
         err().print(Text(line))
     return question, times
 

@@ -248,6 +248,27 @@ def test_every_arm_of_a_spec_is_checked_and_a_block_is_estimated(tmp_path: Path)
     assert answer["block_s"] > answer["longest_s"]
 
 
+@pytest.mark.parametrize(
+    ("own", "code", "detail"),
+    [
+        (43, 0, None),
+        (42, 0, "a trial has 43, so the loop goes on beyond its end: write fewer in workload.steps"),
+        (3, 6, "a trial needs 4: the first, one to warm up and two to measure"),
+    ],
+)
+def test_a_loop_that_is_shorter_than_a_trial_is_found_before_any_block(
+    tmp_path: Path, own: int, code: int, detail: str | None
+) -> None:
+    source = LOOP.replace("trial.steps(1000)", f"trial.steps({own})")
+    assert source != LOOP
+    done, answer, errors = checked_spec(write_program(tmp_path / "code", source))
+    assert (done, answer["own_steps"]) == (code, own), errors
+    shown = [check["detail"] for check in answer["checks"] if check["name"] == "steps"]
+    assert shown == (
+        [] if detail is None else [f"the program's loop has {own} of its own, as in steps({own}); {detail}"]
+    )
+
+
 def test_no_other_arm_is_checked_once_the_first_one_failed(tmp_path: Path) -> None:
     code, answer, errors = checked_spec(write_program(tmp_path / "code"), command=["python", "train.py", "--sede", "1"])
     assert (code, "run 2" in errors) == (6, False)

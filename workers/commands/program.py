@@ -338,6 +338,7 @@ def result_of(config: ProgramArm, ran: ProgramRun, evaluated: Evaluated | None, 
         kernel_facts=marks.kernel_facts,
         step_trace=marks.trace,
         program_steps=steps,
+        own_steps=min((rank.total for rank in loops if rank.total is not None), default=None),
         training_began_s=None if slowest is None else slowest.began,
         training_s=0.0
         if slowest is None or closed is None

@@ -152,6 +152,8 @@ class LoopBegan(_Message):
     """Whether the process that sent this also closes the trial."""
     first: Count = 0
     """The step with which it begins: not the first one in a program that was killed and goes on."""
+    total: Count | None = None
+    """Steps of its loop outside of a trial; None if it passes no number."""
     python: ShownText
     implementation: ShownText
 

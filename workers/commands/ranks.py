@@ -52,6 +52,8 @@ class ProgramRank:
     """The same by the kernel, 0 if it does not say."""
     world: int | None = None
     """Number of ranks that this one knows of."""
+    total: int | None = None
+    """Steps of its loop outside of a trial; None if it passes no number."""
     ended: dict[int, float] = field(default_factory=dict)
     """End of each step."""
     tokens: dict[int, int] = field(default_factory=dict)
@@ -324,6 +326,7 @@ class ProgramMarks:
                 "instead of workload.turns"
             )
         rank.began, rank.process, rank.world = message.at, message.process, message.world
+        rank.total = message.total
         rank.interpreter = f"{message.implementation} {message.python}"[:100]
 
     def _store_edge(self, rank: ProgramRank, message: WindowBegan | WindowEnded, seen: float) -> None:
@@ -471,7 +474,7 @@ def _mark_problems(ranks: Mapping[int, ProgramRank], config: ProgramArm, world: 
         done = len(ranks[least].ended)
         yield (
             f"{_who(least, world)} marked {done:,} of {total:,} steps, or left the trial without closing it: "
-            "let ablate.steps() end the loop, not a number of the program's own"
+            "let ablate.steps() end the loop, or ask for fewer: workload.steps, or ablate ask --steps"
         )
     unmarked = next((n for n, rank in ranks.items() if not rank.has_window(config.steps)), None)
     if unmarked is not None:

@@ -1,8 +1,9 @@
 """The answers of `ablate check`, about a program from its runs, and about a spec from a short trial of every arm."""
 
+import math
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,7 +14,7 @@ from ablate.experiments.analysis.placing import Kind, placed
 from ablate.experiments.catalog.files import CONTENT_TYPE_OF_SUFFIX, content_type_of
 from ablate.experiments.design.arms import resolve
 from ablate.experiments.design.kinds.command import HIDDEN_FAILURES, CommandArm, hides_failures
-from ablate.experiments.design.kinds.program import CLOCK_S, marked_steps
+from ablate.experiments.design.kinds.program import CLOCK_S, LEAST_MARKED, marked_steps
 from ablate.experiments.design.load import parse_spec
 from ablate.experiments.design.metrics import CPU_STEP
 from ablate.experiments.design.plan import may_have_control
@@ -206,6 +207,7 @@ class CheckedSpec:
             marks=_marks(_result(run) for run in by_arm.values()),
             step_s=statistics.median(steps) if steps else None,
             cpu_step_s=max((_result(run).cpu_step_s or 0.0 for run in by_arm.values()), default=0.0) or None,
+            own_steps=min(_own_steps(by_arm.values()), default=None),
             longest_s=max(trial_s.values()),
             start_s=max(map(_start_s, by_arm.values())),
             block_s=sum([*trial_s.values(), *controls]),
@@ -217,9 +219,23 @@ class CheckedSpec:
             yield _of_arm(name, _result(run), run.wall_s, self.arms[name])
         for name in [*self.arms][len(by_arm) :]:
             yield ProgramCheck(name=name, passed=False, needed=False, detail="not run, because the first arm failed")
+        yield from self._more_steps_than(min(_own_steps(by_arm.values()), default=math.inf))
         own = by_arm[BASELINE]
         if again and _result(own).failure_class is None and _result(again[0]).failure_class is None:
             yield self._seed_matters(_result(own), _result(again[0]))
+
+    def _more_steps_than(self, own: float) -> Iterator[ProgramCheck]:
+        """Yield why a loop of so many steps is too short for a trial."""
+        steps = self.spec.workload.steps
+        total, names = 1 + steps.warmup + steps.timed, f"the program's loop has {own:,} of its own, as in steps({own})"
+        if own < LEAST_MARKED:
+            detail = f"{names}; a trial needs {LEAST_MARKED}: the first, one to warm up and two to measure"
+            yield ProgramCheck(name="steps", passed=False, detail=detail)
+        elif own < total and "steps" in self.spec.workload.model_fields_set:
+            detail = (
+                f"{names}; a trial has {total:,}, so the loop goes on beyond its end: write fewer in workload.steps"
+            )
+            yield ProgramCheck(name="steps", passed=False, needed=False, detail=detail)
 
     def _allows(self, load: float) -> bool:
         allowed = self.spec.placement.max_foreign_load / 100
@@ -271,6 +287,8 @@ class SpecCheck:
     """Median time of a step; None without marks."""
     cpu_step_s: float | None
     """Most processor time of a step of an arm; None without marks."""
+    own_steps: int | None
+    """Fewest steps of an arm's loop outside of a trial; None if no arm passes a number to `steps`."""
     start_s: float
     """Longest time of a trial outside of its steps."""
     longest_s: float
@@ -288,6 +306,10 @@ def _short(config: CommandArm) -> CommandArm:
 
 def _result(run: CheckRun) -> TrialResult:
     return run.result or TrialResult.partial()
+
+
+def _own_steps(runs: Iterable[CheckRun]) -> list[int]:
+    return [own for run in runs if (own := _result(run).own_steps) is not None]
 
 
 def _can_take_turns(results: Sequence[TrialResult], *, more: int) -> bool:

@@ -175,6 +175,8 @@ class TrialResult(TrialMeasurements):
     """Of a trial over several."""
     program_steps: tuple[Step, ...] = ()
     """All steps of a command: losses and the slowest process are known only at its end."""
+    own_steps: int | None = None
+    """Steps of a command's loop outside of a trial; None if it passes no number."""
 
     @classmethod
     def partial(cls, **fields: Any) -> Self:

@@ -30,6 +30,9 @@ CLOCK_SHARE = 0.001
 CLOCK_S = 0.002
 """The worker's clock and the program's may differ by this share of the window plus these seconds."""
 
+LEAST_MARKED = 4
+"""Fewest steps of a trial whose window decides: the first one, one to warm up, and one for each of two turns."""
+
 
 _TITLE_LETTERS = 100
 

@@ -108,7 +108,7 @@ def ask(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         err().print(f"not measured, because the check failed; the spec is {escape(str(file))}")
         raise typer.Exit(code)
     _write(file, question.spec(times))
-    for line in question.of_busy_cores(times):
+    for line in question.remarks(times):
         err().print(line)
     err().print(f"wrote {escape(str(file))}: the question, and the rule that answers it")
     _say_how_long(question, times)

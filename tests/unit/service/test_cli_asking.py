@@ -35,7 +35,11 @@ def test_the_arguments_of_a_command_begin_after_its_script(command: str, args: s
 
 def times(**changes: object) -> CheckedTimes:
     fields = {"node_class": "cpu", "seed": None, "marks": "tokens", "is_quiet": True, "step_s": 0.1, "start_s": 5.0}
-    fields |= {"can_take_turns": True, "cpu_step_s": None if changes.get("marks") == "process" else 0.1}
+    fields |= {
+        "can_take_turns": True,
+        "own_steps": None,
+        "cpu_step_s": None if changes.get("marks") == "process" else 0.1,
+    }
     return CheckedTimes(**{**fields, "longest_s": 10.0, **changes})  # type: ignore[arg-type]
 
 
@@ -207,6 +211,29 @@ def test_trials_take_turns_of_a_quarter_second_of_work_exactly_where_they_can_on
     elif metric is None:
         assert primary == {"steps": "step_s", "tokens": "tokens_per_s"}[marks]
     if node_class == "cpu" and variants == 1 and question.expected_s(checked) < 3600:
+        values["workload"]["code"] = "/srv/lab"
+        make_plan(parse_spec(json.dumps(values).encode(), "application/json"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    step_s=st.floats(1e-4, 20.0), own_steps=st.integers(4, 6000), is_quiet=st.booleans(),
+    asked=st.none() | st.integers(1, 5000),
+)  # fmt: skip
+def test_a_trial_has_more_steps_than_the_loop_of_the_program_only_if_the_user_asks_for_them(
+    *, step_s: float, own_steps: int, is_quiet: bool, asked: int | None
+) -> None:
+    question = asked_change(("python", "train.py"), changes=("--x",), steps=asked)
+    free = times(step_s=step_s, cpu_step_s=step_s, is_quiet=is_quiet)
+    short = replace(free, own_steps=own_steps)
+    wanted, values = question.spec(free)["workload"]["steps"], question.spec(short)
+    steps, lines = values["workload"]["steps"], [line for line in question.remarks(short) if "'s loop has" in line]
+    has_room = asked is not None or 1 + wanted["warmup"] + wanted["timed"] <= own_steps
+    assert has_room or 1 + steps["warmup"] + steps["timed"] <= own_steps
+    assert not has_room or steps == wanted
+    more = f"so a trial has no more; if it can go on: --steps {wanted['timed']}"
+    assert lines == ([] if has_room else [f"the program's loop has {own_steps:,} steps, {more}"])
+    if question.expected_s(short) < 3600:
         values["workload"]["code"] = "/srv/lab"
         make_plan(parse_spec(json.dumps(values).encode(), "application/json"))
 

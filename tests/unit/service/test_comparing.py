@@ -46,6 +46,7 @@ CHECK: dict[str, Any] = {
         "marks": "tokens",
         "is_quiet": True,
         "can_take_turns": True,
+        "own_steps": None,
         "cpu_step_s": 0.1,
     },
     **{"step_s": 0.1, "start_s": 1.0, "longest_s": 2.0},
