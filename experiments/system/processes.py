@@ -3,6 +3,7 @@
 The embedded stack and the workers use it. It needs the standard library only, because a worker's guardian imports it.
 """
 
+import atexit
 import ctypes
 import errno
 import os
@@ -86,22 +87,30 @@ def adopt_orphans() -> None:
 def end_family_with_parent(*, parent: int | None = None, last: Callable[[], None] = lambda: None) -> None:
     """End every descendant of this process, and then itself, on SIGTERM and when the thread that started it ends.
 
-    It adopts the orphans among its descendants: after its own end, nobody could find those without their mark. It calls
-    `last` when they have ended. `parent` is as for `die_with_parent`.
+    It ends them at its own exit, too: a fork server exits when it has no clients, and the kernel closes the files of a
+    dead worker before it sends the signal of its death. It adopts the orphans among its descendants: after its own end,
+    nobody could find those without their mark. It calls `last` when they have ended. `parent` is as for
+    `die_with_parent`.
     """
     adopt_orphans()
     # multiprocessing's fork server warns in two lines about each adopted process that ends; a trial may leave thousands
     warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
     own = os.getpid()
 
+    def end_all_below() -> None:
+        if os.getpid() == own:
+            # again: a look misses a process whose parent ends during it, and which this process adopts then
+            end_all(lambda: descendants_of([own]) or descendants_of([own]), grace_s=0)
+            last()
+
     def end_family(number: int, _frame: object) -> None:
         if os.getpid() == own:
-            end_all(lambda: descendants_of([own]), grace_s=0)
-            last()
+            end_all_below()
             os._exit(0)
         signal.signal(number, signal.SIG_DFL)  # a child that has only just been forked
         os.kill(os.getpid(), number)
 
+    atexit.register(end_all_below)
     signal.signal(signal.SIGTERM, end_family)
     die_with_parent(signal.SIGTERM, parent=parent)
 

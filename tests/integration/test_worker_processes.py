@@ -135,6 +135,21 @@ def test_kill_9_of_the_owner_of_a_stopped_fork_server_kills_all(tmp_path: Path) 
     until(lambda: all(map(is_gone, [*members, fork_server.pid])))
 
 
+def test_a_fork_server_that_loses_its_clients_ends_what_they_leave(tmp_path: Path) -> None:
+    """As if the kernel had closed the files of a dead worker, but not yet sent the signal of its death."""
+    command = [sys.executable, "-m", "tests.integration.worker_family", str(tmp_path), "bare", "forgets"]
+    owner = subprocess.Popen(command, cwd=ROOT)
+    try:
+        members = _family(tmp_path)
+        until((tmp_path / "watched").exists)
+        os.kill(owner.pid, signal.SIGSTOP)
+        os.kill(members[0], signal.SIGKILL)  # the last client
+        until(lambda: all(map(is_gone, members[1:])))
+    finally:
+        owner.kill()
+        owner.wait()
+
+
 def test_kill_9_of_the_fork_server_leaves_nothing_either(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.integration.worker_family", str(tmp_path), "bare", "adopts"]
     owner = subprocess.Popen(command, cwd=ROOT)

@@ -1,7 +1,9 @@
 """A trainer with children of its own: one in its group, one that left the group, both deaf to SIGTERM."""
 
+import os
 import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 from ablate.experiments.system.processes import adopt_orphans, die_with_parent
@@ -26,6 +28,8 @@ class ReportingGuardian(Guardian):
 
     def watch(self, pgid: int, trial_id: str) -> None:
         super().watch(pgid, trial_id)
+        if "forgets" in sys.argv:
+            os.close(forkserver._forkserver._forkserver_alive_fd)
         self._watched.touch()
 
 
@@ -35,7 +39,6 @@ def server() -> ForkServer:
 
 
 def family(order: TrialOrder) -> None:
-    import os
     import time
 
     os.setsid()

@@ -265,7 +265,8 @@ class Watch:
             with suppress(OSError):
                 short_link(pgid).unlink(missing_ok=True)
         wait_until(lambda: not self._living_servers(), patience_s=_SERVER_PATIENCE_S)  # they end all below them
-        end_all(lambda: sorted({*(alive := self._living_servers()), *descendants_of(alive)}), grace_s=0)
+        end_all(lambda: descendants_of(self._living_servers()), grace_s=0)  # before those who adopt what they leave
+        end_all(self._living_servers, grace_s=0)
 
     def _living_servers(self) -> list[int]:
         return [server for server, start in self._servers if start_of(server) == start]
