@@ -41,7 +41,7 @@ LONG = (
     f"{INTEGRATION}code.py::test_the_largest_archive_is_taken_and_a_larger_one_is_not",
     f"{INTEGRATION}comparing.py::test_a_baseline_that_fails_is_named_and_an_interrupt_ends_every_trial",
     f"{INTEGRATION}comparing.py::test_without_a_service_the_trials_run_here_and_leave_nothing",
-    f"{INTEGRATION}device_lock.py::test_second_worker_on_the_same_cores_is_refused_with_the_holders_pid",
+    f"{INTEGRATION}device_lock.py::test_second_worker_of_a_state_folder_is_refused_and_one_of_another_folder_is_not",
     f"{INTEGRATION}device_lock.py::test_trainer_waits_until_the_other_trainer_is_gone",
     f"{INTEGRATION}exec.py::test_arms_that_are_late_again_have_it_as_their_result",
     f"{INTEGRATION}exec.py::test_exec_imports_nothing_that_an_air_gapped_node_lacks",

@@ -164,7 +164,7 @@ def _lanes(settings: Settings) -> list[DoctorCheck]:
     """Run a small scan on every lane of the node's class, unless a worker uses the device."""
     try:
         here = node.find_node(settings.node_name, settings.node_class)
-        with DeviceLock(here.devices.locks("worker")):
+        with DeviceLock((*here.devices.locks("worker"), *here.devices.locks("block"))):
             server = ForkServer()
             server.check()
             results = run_lanes(here, server, data_dir=settings.data_path)

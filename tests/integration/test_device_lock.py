@@ -1,7 +1,6 @@
 """Two workers, and two trainers, on the same cores of this machine."""
 
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from tests.integration.worker_service import Service, block, built_in_arm, corpu
 from tests.programs import write_program
 from tests.waiting import LIMIT_S, until
 
+_CORES = [f"core {core}" for core in sorted(os.sched_getaffinity(0))]
 ABLATE = [sys.executable, "-c", "from ablate.experiments.system.console import main; main()"]
 
 _HOLD = """
@@ -60,32 +60,24 @@ def test_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("name", ["one", "my home"])
-def test_the_stack_that_has_the_cores_is_named_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, frozen: bool
+def test_a_worker_of_the_same_state_folder_is_named_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """By `ablate up`, `ask` and `ablate.compare`, which write and start nothing; a check goes on and says so."""
-    other, scope = tmp_path / name, str(tmp_path)
-    monkeypatch.setenv("ABLATE_DEVICE_LOCKS", scope)
-    monkeypatch.setenv("ABLATE_HOME", str(tmp_path / "home"))
+    """By `ablate up`, `ask` and `ablate.compare`, which write and start nothing."""
+    home = tmp_path / name
+    monkeypatch.setenv("ABLATE_HOME", str(home))
     monkeypatch.delenv("ABLATE_URL", raising=False)
-    cores = [f"core {core}" for core in sorted(os.sched_getaffinity(0))]
-    addresses = lock_addresses(cores, holder="worker", scope=scope)
+    scope, device = f"home {home.resolve()}", "the state folder"
+    addresses = lock_addresses([device], holder="worker", scope=scope)
     program = write_program(tmp_path / "code")
     assert in_use(addresses) is None
-    with _holder(scope, *cores, kind="worker", ABLATE_HOME=str(other), ABLATE_STACK_ID="another") as holder:
+    with _holder(scope, device, kind="worker", ABLATE_STACK_ID="another") as holder:
         try:
-            if frozen:
-                os.kill(holder.pid, signal.SIGSTOP)
             words = in_use(addresses)
             assert words is not None
-            assert f"{cores[0]} of this machine is in use by process {holder.pid} (" in words
-            assert (
-                f"it is the worker of the stack in {other}: ABLATE_HOME={shlex.quote(str(other))} ablate down" in words
-            )
-            assert in_use(addresses, besides=other) is None
-            assert in_use(addresses, besides=tmp_path / "home") == words
+            assert f"the state folder of this machine is in use by process {holder.pid} (" in words
+            assert f"it is the worker of the stack in {home}: ABLATE_HOME={shlex.quote(str(home))} ablate down" in words
             ask = ["ask", "--vs=--step 0.05", "--", "python", "train.py", "--step", "0.01"]
             slower = {"slower": {"args": ["--step", "0.05"]}}
             compare = f"import ablate; ablate.compare('python train.py', variants={slower})"
@@ -95,13 +87,52 @@ def test_the_stack_that_has_the_cores_is_named_before_any_work(
                 error = " ".join(done.stderr.split())
                 assert f"no worker can start here: {words}. To stop nothing, wait: ablate up --no-worker takes" in error
             assert not list(program.glob("ask-*")), "nothing was checked"
-            assert not (tmp_path / "home" / "stack.json").exists()
-            check = [*ABLATE, "check", "--", "python", "train.py", "--seed", "{seed}"]
-            done = subprocess.run(check, cwd=program, capture_output=True, text=True, check=False)
-            assert (done.returncode, words in done.stderr) == (0, True), done.stderr
+            assert not (home / "stack.json").exists()
         finally:
             holder.kill()
     assert in_use(addresses) is None
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_check_waits_for_the_block_that_has_the_cores_and_names_its_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: bool
+) -> None:
+    other, scope = tmp_path / "other home", str(tmp_path)
+    monkeypatch.setenv("ABLATE_DEVICE_LOCKS", scope)
+    monkeypatch.setenv("ABLATE_HOME", str(tmp_path / "home"))
+    program = write_program(tmp_path / "code")
+    command = [*ABLATE, "check", "--", "python", "train.py", "--seed", "{seed}"]
+    with _holder(scope, *_CORES, kind="block", ABLATE_HOME=str(other), ABLATE_STACK_ID="another") as holder:
+        if frozen:
+            os.kill(holder.pid, signal.SIGSTOP)
+        with subprocess.Popen(command, cwd=program, stderr=subprocess.PIPE, text=True) as check:
+            assert check.stderr is not None
+            line = check.stderr.readline()
+            assert line.startswith(
+                f"note the check waits for its turn: {_CORES[0]} of this machine is in use by process"
+            )
+            assert (
+                f"it is the worker of the stack in {other}: ABLATE_HOME={shlex.quote(str(other))} ablate down" in line
+            )
+            assert check.poll() is None
+            holder.kill()
+            rest = check.stderr.read()
+            assert check.wait(LIMIT_S) == 0, rest
+            assert "run 1 of 3" in rest
+
+
+def test_a_block_waits_for_that_of_another_stack_and_says_so(tmp_path: Path) -> None:
+    service, scope = Service(), f"home {tmp_path.resolve()}"
+    with worker(tmp_path, f"http://127.0.0.1:{service.port}"):
+        until(lambda: service.bodies(":claim"))
+        with _holder(scope, *_CORES, kind="block") as holder:
+            service.blocks.append(block([built_in_arm(corpus(tmp_path / "corpus"))], attempt="turn"))
+            until(lambda: any(f"in use by process {holder.pid}" in str(beat) for beat in service.bodies(":heartbeat")))
+            assert not list((tmp_path / "work").glob("att_turn/*/log.txt"))
+            holder.kill()
+        (report,) = until(lambda: service.bodies(":report"))
+    assert report["receipts"][0]["outcome"] == "measured", report
+    service.close()
 
 
 def test_lock_is_all_or_nothing(tmp_path: Path) -> None:
@@ -187,25 +218,27 @@ for _ in range(60):
     assert [racer.wait(LIMIT_S) for racer in racers] == [0] * 4
 
 
-def test_second_worker_on_the_same_cores_is_refused_with_the_holders_pid(tmp_path: Path) -> None:
+def test_second_worker_of_a_state_folder_is_refused_and_one_of_another_folder_is_not(tmp_path: Path) -> None:
     service = Service()
     url, locks = f"http://127.0.0.1:{service.port}", f"set of {tmp_path}"
     with worker(tmp_path / "one", url, ABLATE_DEVICE_LOCKS=locks) as first:
         until(lambda: service.bodies(":claim"))
-        for home, name in ((tmp_path / "two", "other"), (tmp_path / "one", "tester")):
-            with worker(home, url, ABLATE_DEVICE_LOCKS=locks, ABLATE_NODE_NAME=name) as second:
+        for frozen in (False, True):
+            if frozen:
+                os.kill(first.pid, signal.SIGSTOP)
+            with worker(tmp_path / "one", url, ABLATE_DEVICE_LOCKS=locks) as second:
                 assert second.wait(LIMIT_S) == ExitCode.ERROR
-            text = " ".join((home / "worker.log").read_text().split())
-            assert re.search(rf"worker cannot run: core \d+ of this machine is in use by process {first.pid} \(", text)
+            text = " ".join((tmp_path / "one" / "worker.log").read_text().split())
+            assert f"worker cannot run: the state folder of this machine is in use by process {first.pid} (" in text
         assert first.poll() is None
-        os.kill(first.pid, signal.SIGSTOP)
-        with worker(tmp_path / "three", url, ABLATE_DEVICE_LOCKS=locks) as third:
-            assert third.wait(LIMIT_S) == ExitCode.ERROR
+        claims = len(service.bodies(":claim"))
+        with worker(tmp_path / "two", url, ABLATE_DEVICE_LOCKS=locks, ABLATE_NODE_NAME="other"):
+            until(lambda: len(service.bodies(":claim")) > claims)
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
     until(lambda: not processes_of(tmp_path / "one"))
     claims = len(service.bodies(":claim"))
-    with worker(tmp_path / "two", url, ABLATE_DEVICE_LOCKS=locks):
+    with worker(tmp_path / "one", url, ABLATE_DEVICE_LOCKS=locks):
         until(lambda: len(service.bodies(":claim")) > claims)
     service.close()
 
@@ -214,10 +247,9 @@ def test_trainer_waits_until_the_other_trainer_is_gone(tmp_path: Path) -> None:
     """A worker that died may leave its trainer for a moment; its successor's trial does not begin beside it."""
     service = Service()
     scope = f"home {tmp_path.resolve()}"
-    cores = [f"core {core}" for core in sorted(os.sched_getaffinity(0))]
     with worker(tmp_path, f"http://127.0.0.1:{service.port}"):
         until(lambda: service.bodies(":claim"))
-        with _holder(scope, *cores) as holder:
+        with _holder(scope, *_CORES) as holder:
             service.blocks.append(block([built_in_arm(corpus(tmp_path / "corpus"))], attempt="waits"))
             folder = tmp_path / "work" / "att_waits" / "trl_waits_0"
             until((folder / "log.txt").exists)

@@ -5,6 +5,7 @@ The caller claims and reports the block: a worker of a service, or an air-gapped
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,9 +26,10 @@ from ablate.workers.blocks.receipt import TrialRecord, dead_gate, how_far
 from ablate.workers.blocks.slices import SlicedBlock, SlicedTrial
 from ablate.workers.blocks.surroundings import Patience, Quiet, Surroundings, busiest, look_around
 from ablate.workers.commands.code_copy import data_problem, private_places
+from ablate.workers.devices.device_lock import DeviceLock
 from ablate.workers.devices.node_health import ReleaseProof
 from ablate.workers.devices.probe_types import changes
-from ablate.workers.errors import BlockBroken, BlockStopped
+from ablate.workers.errors import BlockBroken, BlockStopped, DeviceBusy
 from ablate.workers.isolation.environment import chosen_caches
 from ablate.workers.isolation.node_secrets import Mask, lacks_secret
 from ablate.workers.lease import Lease, StopReason
@@ -40,6 +42,7 @@ from ablate.workers.trials.result import TrialOrder, TrialResult, read_result
 _log = logging.getLogger(__name__)
 
 
+_RETRY_S = 0.05
 BETWEEN_TRIALS_S = 20.0
 """Longest wait for quiet cores inside a block: trials further apart than `MAX_PAUSE_S` are not compared."""
 
@@ -107,6 +110,32 @@ class BlockRunner:
             BlockStopped: the block was stopped from outside.
 
         """
+        with self._devices_alone(lease, output):
+            return self._run_alone(block, lease, output)
+
+    @contextmanager
+    def _devices_alone(self, lease: Lease, output: BlockOutput) -> Iterator[None]:
+        """Have this machine's devices for a block; wait while a worker of another state folder runs one there.
+
+        Raises BlockStopped if the block has to stop meanwhile.
+        """
+        lock = DeviceLock(self._context.node.devices.locks("block"))
+        while True:
+            try:
+                lock.take()
+                break
+            except DeviceBusy as busy:
+                output.waits(f"its turn: {busy}")
+            reason = self._context.runner.sleep(_RETRY_S, lease)
+            if reason is not None:
+                raise BlockStopped(reason)
+        output.waits(None)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _run_alone(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
         self._prepared = {}
         if len({trial.config.prepared for trial in block.trials}) > 1:
             for trial in block.trials:  # a preparation between two trials would delay the later one
@@ -130,10 +159,11 @@ class BlockRunner:
         gate is left to its trial, whose receipt shows the failure. A failing baseline yields a sentence.
         """
         self._prepared = {}
-        for trial in block.trials:
-            sentence = self._rehearse(block, trial, lease, output=output)
-            if sentence is not None:
-                yield sentence
+        with self._devices_alone(lease, output):
+            for trial in block.trials:
+                sentence = self._rehearse(block, trial, lease, output=output)
+                if sentence is not None:
+                    yield sentence
 
     def _rehearse(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> str | None:
         config = trial.config.with_steps(StepsConfig(warmup=0, timed=1, val_rows=0))

@@ -1,4 +1,4 @@
-"""Locks that allow one worker and one trainer per device of this machine, whatever their state folders.
+"""Locks that allow one block and one trainer per device of this machine, whatever the state folders of their workers.
 
 A lock is the name of an abstract Unix socket. It lasts as long as any process has the socket open, and leaves no file
 behind. A trainer takes a lock of its own, because a worker that dies may be gone before its trainer. Containers with a
@@ -75,7 +75,7 @@ class DeviceLock:
 
 
 def lock_addresses(devices: Iterable[str], *, holder: str, scope: str) -> tuple[str, ...]:
-    """Return the locks of `devices` for a kind of holder, "worker" or "trainer", in the lock set `scope`.
+    """Return the locks of `devices` for a kind of holder, as `Devices.locks`, in the lock set `scope`.
 
     They are in one order for all processes: of two that want the same devices, one gets all of them.
     """
@@ -83,14 +83,11 @@ def lock_addresses(devices: Iterable[str], *, holder: str, scope: str) -> tuple[
     return tuple(f"\0ablate:{digest}:{holder}:{device}" for device in sorted(devices))
 
 
-def in_use(addresses: Iterable[str], *, besides: Path | None = None) -> str | None:
-    """Say which process has the first of these locks that is not free; None if all are. Takes none of them.
-
-    Processes of the state folder `besides` do not count.
-    """
+def in_use(addresses: Iterable[str]) -> str | None:
+    """Say which process has the first of these locks that is not free; None if all are. Takes none of them."""
     for address in addresses:
         pid = _holder(address)
-        if pid is not None and (besides is None or _home_of(pid) != besides.resolve()):
+        if pid is not None:
             return _in_use(address, pid)
     return None
 

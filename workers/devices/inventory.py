@@ -24,7 +24,7 @@ from ablate.workers.devices.node_health import ReleaseProof
 from ablate.workers.devices.nvidia_probe import NvidiaProbe
 from ablate.workers.devices.probe_types import Probe, ProbeResult
 from ablate.workers.devices.tpu import LibtpuProbe, TpuProbe
-from ablate.workers.environment_variables import lock_scope
+from ablate.workers.environment_variables import lock_scope, state_folder
 from ablate.workers.errors import DeviceMissing
 
 
@@ -91,12 +91,16 @@ class Devices:
         return self.devices[:needed]
 
     def locks(self, holder: str, *, number: int | None = None) -> tuple[str, ...]:
-        """Return the locks that a "worker" or a "trainer" has to take: one per core on the host, else one per device.
+        """Return the locks of a "worker", a "block" or a "trainer": one per core on the host, else one per device.
 
-        `number` is that of the devices of a trial; None for all devices. A node that executes nothing needs no lock.
+        A worker has GPUs as long as it lives, but on the host only its state folder: workers of several folders take
+        turns on the cores, a block each. `number` is that of the devices of a trial; None for all devices. A node that
+        executes nothing needs no lock.
         """
         if self.node_class.compiles_only:
             return ()
+        if self.node_class.on_host and holder == "worker":
+            return lock_addresses(["the state folder"], holder=holder, scope=f"home {state_folder().resolve()}")
         if self.node_class.on_host:
             names = [f"core {core}" for core in sorted(os.sched_getaffinity(0))]
         else:

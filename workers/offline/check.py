@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -25,10 +27,9 @@ from ablate.experiments.records.spec_code import PackedSpec
 from ablate.experiments.system.logs import style_of
 from ablate.experiments.system.shell_python import in_shell_python
 from ablate.workers.blocks.surroundings import busiest, process_times, read_load
-from ablate.workers.devices.device_lock import in_use
+from ablate.workers.devices.device_lock import DeviceLock
 from ablate.workers.devices.inventory import find_devices
-from ablate.workers.environment_variables import state_folder
-from ablate.workers.errors import WorkerError
+from ablate.workers.errors import DeviceBusy, WorkerError
 from ablate.workers.offline.check_runs import Keeper, WantedRun, results_of, secrets_named
 from ablate.workers.offline.checks import CheckedSpec, ProgramCheck, SpecCheck, checks_of
 
@@ -105,7 +106,6 @@ class _Command:
 def _of_command(wanted: _Command, console: Console, *, as_json: bool) -> Sequence[ProgramCheck]:
     packed = pack_code(wanted.code)
     secrets = secrets_named(wanted.secrets)
-    _say_who_else(console)
     config = CommandArm(
         command=wanted.argv,
         env=wanted.env,
@@ -118,7 +118,8 @@ def _of_command(wanted: _Command, console: Console, *, as_json: bool) -> Sequenc
     runs = [WantedRun(config=config, seed=seed, words=f", seed {seed}") for seed in SEEDS]
     archives = PackedSpec(content=b"", content_type="", archives=(packed,), packed=())
     keeper = Keeper(runs, archives, origin=wanted.code, secrets=secrets, timeout_s=wanted.timeout_s)
-    results = [run.result for run in results_of(keeper, console) if run.result is not None]
+    with _devices_alone(console):
+        results = [run.result for run in results_of(keeper, console) if run.result is not None]
     checks = list(checks_of(config, results))
     if as_json:
         sys.stdout.write(json.dumps([dataclasses.asdict(one) for one in checks], indent=2) + "\n")
@@ -127,11 +128,19 @@ def _of_command(wanted: _Command, console: Console, *, as_json: bool) -> Sequenc
     return checks
 
 
-def _say_who_else(console: Console) -> None:
-    """Note that a worker of another state folder uses this machine, which keeps one of this folder from it."""
-    problem = in_use(find_devices().locks("worker"), besides=state_folder())
-    if problem is not None:
-        console.print(f"[yellow]note[/] times are not those of this program alone: {escape(problem)}")
+@contextmanager
+def _devices_alone(console: Console) -> Iterator[None]:
+    """Have this machine's devices; wait, and say so, while a worker runs a block there."""
+    lock = DeviceLock(find_devices().locks("block"))
+    try:
+        lock.take()
+    except DeviceBusy as busy:
+        console.print(f"[yellow]note[/] the check waits for its turn: {escape(str(busy))}", soft_wrap=True)
+        lock.take(patience_s=math.inf)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _data(path: Path, code: Path) -> str | dict[str, str]:
@@ -144,16 +153,16 @@ def _data(path: Path, code: Path) -> str | dict[str, str]:
 
 def _of_spec(path: Path, console: Console, *, timeout_s: float, as_json: bool) -> Sequence[ProgramCheck]:
     checked = CheckedSpec.read(path)
-    _say_who_else(console)
     for line in checked.packed.packed:
         console.print(line, style=style_of(line), markup=False)
     secrets = secrets_named(checked.spec.workload.secrets)
     keeper = Keeper(checked.wanted, checked.packed, origin=checked.origin, secrets=secrets, timeout_s=timeout_s)
-    before, processes = read_load(), process_times()
-    time.sleep(_LOOK_S)
-    load = read_load().share_since(before)
-    others = busiest(processes, process_times(), exclude={os.getpid()})
-    runs = results_of(keeper, console, until_failure=False)
+    with _devices_alone(console):
+        before, processes = read_load(), process_times()
+        time.sleep(_LOOK_S)
+        load = read_load().share_since(before)
+        others = busiest(processes, process_times(), exclude={os.getpid()})
+        runs = results_of(keeper, console, until_failure=False)
     answer = checked.answer(runs, node_class=find_devices().node_class.name, load=load, others=others)
     if as_json:
         sys.stdout.write(json.dumps(dataclasses.asdict(answer), indent=2) + "\n")

@@ -80,7 +80,7 @@ def run_lanes(
             name=name,
             device_type=node_class.device_type,
             environment=node_class.environment,
-            locks=node.devices.locks("trainer"),
+            locks=() if node_class.on_host else node.devices.locks("trainer"),  # another worker may have the cores
             kernels=node.kernels(data_dir),
             caches=chosen_caches(),
         )

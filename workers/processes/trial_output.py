@@ -12,7 +12,7 @@ from statistics import median
 
 from pydantic import BaseModel, StrictInt
 
-from ablate.experiments.records.messages import MOST_FAILURE, LogChunk, TrialProgress
+from ablate.experiments.records.messages import MOST_FAILURE, MOST_WAITING, LogChunk, TrialProgress
 from ablate.workers.isolation.node_secrets import Mask
 from ablate.workers.lease import StopReason
 from ablate.workers.paths import TrialPaths, open_plain
@@ -188,7 +188,7 @@ class BlockOutput:
     def waits(self, reason: str | None) -> None:
         """Note what the next trial waits for; None when it waits no more."""
         with self._lock:
-            self._waiting = reason
+            self._waiting = None if reason is None else reason[:MOST_WAITING]
 
     @property
     def waiting(self) -> str | None:
