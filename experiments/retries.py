@@ -3,8 +3,7 @@
 The service and a node without a service follow the same rule, so an import keeps the decisions of an air-gapped run.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ablate.experiments.outcomes import BASELINE, VARIANT, FailureClass, FinalWhen, Outcome
@@ -41,13 +40,6 @@ def _is_last(broken: Sequence[Break], next_break: Break, scope: FinalWhen | None
     if scope is None:
         return False
     return _times(broken, next_break, scope) + 1 >= next_break.failure_class.rule.attempts
-
-
-def spoiled_by_load(broken: Iterable[Break]) -> frozenset[int]:
-    """Return the indices of the blocks that others' load spoiled at every attempt that they may have."""
-    counts = Counter(one.block_index for one in broken if one.failure_class is FailureClass.DISTURBED)
-    attempts = FailureClass.DISTURBED.rule.attempts
-    return frozenset(index for index, number in counts.items() if number >= attempts)
 
 
 def may_retry(broken: Sequence[Break], last: Break) -> bool:

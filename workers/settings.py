@@ -96,8 +96,8 @@ class Settings(BaseSettings):
     """The worker ends after so many reported blocks. Default: it stays."""
     quiet_s: float = Field(default=60.0, ge=0, le=MOST_QUIET_S)
     """Longest wait before a block whose times decide, while other processes take more of the cores than its spec
-    allows. After it the block runs in any case, and may be discarded. Later trials do not wait until the cores were
-    quiet once. 0 never waits."""
+    allows. After it the block runs in any case, and maybe again. Later trials do not wait until the cores were quiet
+    once. 0 never waits."""
     log_format: LogFormat = LogFormat.TEXT
     """Format of log lines: text, or json for programs."""
     keep_attempts: int = Field(default=20, ge=1)

@@ -74,7 +74,7 @@ def receipt_problems(receipt: Receipt, plan: Plan) -> list[str]:
     return [
         *_identity_problems(receipt, plan),
         *trial_problems(receipt),
-        *(timing_problems(receipt, max_foreign_load=plan.max_foreign_load) if plan.timed else ()),
+        *(timing_problems(receipt) if plan.timed else ()),
         *(cache_problems(receipt) if plan.cold_caches else ()),
     ]
 

@@ -96,7 +96,6 @@ from ablate.experiments.node_classes import NODE_CLASSES
 from ablate.experiments.outcomes import GOOD, Decision, FailureClass, VerdictWord
 from ablate.experiments.records.circumstances import AttemptRecord, Circumstances
 from ablate.experiments.records.receipts import Receipt
-from ablate.experiments.retries import Break, spoiled_by_load
 from ablate.model.measurements import Metric
 
 HITS_BY_CHANCE = 1
@@ -512,22 +511,15 @@ def _lost_notes(evidence: Evidence) -> Iterator[str]:
 def _missing(spec: AblationSpec, evidence: Evidence, circumstances: Circumstances) -> str | None:
     """Return which blocks are missing and why; None if the blocks that count are the first ones up to a look.
 
-    Blocks that others' load spoiled at every attempt, or that were lost with their baseline, are not missing if enough
-    others count.
+    Blocks that were lost with their baseline are not missing if enough others count.
     """
     looks, counted = spec.design.blocks.schedule, sorted(pair.block_index for pair in evidence.pairs)
-    spoiled = _spoiled(circumstances) if len(counted) >= MIN_BLOCKS else frozenset()
-    spoiled |= {pair.block_index for pair in evidence.lost}
-    if any(counted == [index for index in range(look) if index not in spoiled] for look in looks):
+    lost = {pair.block_index for pair in evidence.lost}
+    if any(counted == [index for index in range(look) if index not in lost] for look in looks):
         return None
     due = next((look for look in looks if not counted or look > counted[-1]), looks[-1])
     why = "; ".join(_why(set(range(due)) - set(counted), circumstances))
     return f"{len(counted)} of {due} planned blocks counted{f': {why}' if why else '; missing data fails'}"
-
-
-def _spoiled(circumstances: Circumstances) -> frozenset[int]:
-    attempts = circumstances.attempts
-    return spoiled_by_load(Break(one.block_index, one.failure_class, one.arm) for one in attempts)
 
 
 def _why(absent: Set[int], circumstances: Circumstances) -> Iterator[str]:

@@ -312,7 +312,7 @@ class Placement(SpecPart):
     max_foreign_load: Percent = Field(
         default=25.0,
         description="Share of the cores' time that other processes may take during a trial that runs on the host, "
-        "where times decide; above it the block runs again.",
+        "where times decide; above it the block runs again once, and then counts.",
         json_schema_extra={"default": "25%"},
     )
 

@@ -57,7 +57,7 @@ ATTEMPT_LIMITS: dict[str, int] = {
     "cancelled": 1,
     "timeout": 2,
     "invalid_measurement": 3,
-    "disturbed": 10,
+    "disturbed": 2,
     "no_receipt": 3,
     "infra_node": 5,
     "infra_control": 5,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 MOST_BREAKS = {
     "user_error": 1, "oom": 1, "numerics": 1, "gate_refused": 1, "cancelled": 1, "timeout": 2, "no_receipt": 3,
-    "invalid_measurement": 3, "disturbed": 10, "infra_node": 5, "infra_control": 5, "preempted": 10,
+    "invalid_measurement": 3, "disturbed": 2, "infra_node": 5, "infra_control": 5, "preempted": 10,
 }  # fmt: skip
 BY_ARM = ("timeout", "no_receipt")
 """Classes that every arm of a block uses up for itself."""

@@ -67,11 +67,12 @@ class TrialRecord:
 
         """
         receipt = self._judged(self._result())
+        load = load_problem(receipt, self.block.max_foreign_load) if self.block.timed else None
+        if load is not None:
+            self._may_be_final(FailureClass.DISTURBED, load)
         broken = self._broken_guard(receipt)
         if broken is None:
             return receipt
-        if self.block.timed and broken == load_problem(receipt, self.block.max_foreign_load):
-            raise BlockBroken(FailureClass.DISTURBED, f"arm '{self.trial.arm}': {broken}", arm=self.trial.arm)
         self._may_be_final(FailureClass.INVALID_MEASUREMENT, broken)
         invalid = {"outcome": Outcome.INVALID, "failure_class": FailureClass.INVALID_MEASUREMENT, "message": broken}
         return documents.seal(receipt.model_copy(update=invalid))
@@ -80,8 +81,7 @@ class TrialRecord:
         """Return why the measurement of a trial does not count, None when it does."""
         if receipt.outcome is not Outcome.MEASURED:
             return None
-        limit = self.block.max_foreign_load
-        timing = timing_problems(receipt, max_foreign_load=limit) if self.block.timed else []
+        timing = timing_problems(receipt) if self.block.timed else []
         warm = cache_problems(receipt) if self.block.cold_caches else []
         return next(iter([*contradictions(receipt), *timing, *warm]), None)
 

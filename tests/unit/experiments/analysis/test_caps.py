@@ -1,7 +1,7 @@
 """What withholds or decides beside the numbers: stalls, spreads, reruns, earlier askings, exact requirements."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -307,35 +307,6 @@ def test_an_ablation_is_spoiled_by_load_if_nothing_else_kept_blocks_away(
         verdict = judge(PLAN, SPEC, receipts, CALIBRATED.model_copy(update={"attempts": hits}))
         verdict = verdict.model_copy(update={"rule": {**verdict.rule, "looks": looks}})
         assert was_spoiled(verdict) is (outside and spoiled)
-
-
-def blocks_done(done: Collection[int], *, of: int, tries: int) -> VariantVerdict:
-    """Return the verdict if others' load ended `tries` attempts at every block that is not done."""
-    spec = make_spec(design__blocks={"count": of})
-    plan = make_plan(spec)
-    left = [block for block in range(of) if block not in done for _ in range(tries)]
-    hits = tuple(
-        attempt(FailureClass.DISTURBED, ("psiv-on", "baseline")[number % 2], block) for number, block in enumerate(left)
-    )
-    receipts = [one for one in make_receipts(plan, {"psiv-on": 1.03}, **QUIET) if one.ids.block_index in done]
-    return judge(plan, spec, receipts, CALIBRATED.model_copy(update={"attempts": hits})).variants[0]
-
-
-@pytest.mark.parametrize(
-    ("done", "of", "tries", "verdict"),
-    [
-        (range(1, 10), 10, 10, VerdictWord.BETTER),
-        ((0, 2, 3, 5, 7, 9), 10, 10, VerdictWord.BETTER),
-        ((0, 2, 3, 5, 7), 10, 10, VerdictWord.INCONCLUSIVE),
-        (range(1, 10), 10, 9, VerdictWord.INCONCLUSIVE),
-        (range(5), 6, 10, VerdictWord.INCONCLUSIVE),
-    ],
-)
-def test_blocks_that_load_spoils_are_not_missing_if_six_others_count(
-    done: Collection[int], of: int, tries: int, verdict: VerdictWord
-) -> None:
-    variant = blocks_done(done, of=of, tries=tries)
-    assert (variant.verdict, variant.cause) == (verdict, None if verdict is VerdictWord.BETTER else Cause.MISSING)
 
 
 def asked(number: int) -> Circumstances:

@@ -17,7 +17,7 @@ from ablate.experiments.outcomes import VerdictWord
 from ablate.experiments.records.circumstances import CALIBRATED
 from ablate.experiments.records.program_report import EvaluationReport, ProgramReport
 from ablate.experiments.records.receipts import DeviceEvents, Receipt
-from ablate.experiments.records.trial_guards import FATAL_EVENTS, SLOWED_BY, trial_problems, window_s
+from ablate.experiments.records.trial_guards import FATAL_EVENTS, SLOWED_BY, load_problem, trial_problems, window_s
 from ablate.kernels.backends import NODE_CLASSES
 from tests.factories import NOTHING_HAPPENED, make_plan, make_receipt, make_spec
 
@@ -84,17 +84,16 @@ def test_absent_counters_clocks_and_loads_are_not_fine() -> None:
 
 def test_other_processes_on_the_cores_count_on_the_host_only() -> None:
     busy = {"foreign_load": 0.5, "foreign_busiest": ({"pid": 7, "name": "compiler", "cpu_s": 12.34},)}
-    strict = CPU.model_copy(update={"max_foreign_load": 0.25})
-    (problem,) = receipt_problems(make_receipt(strict, 0, "baseline", environment=busy), strict)
-    assert problem == (
+    assert load_problem(make_receipt(CPU, 0, "baseline", environment=busy), 0.25) == (
         "others took 50% of the cores' time during the trial (busiest: compiler 12.3 s); "
         "placement.max_foreign_load allows 25%: stop other work, or allow more"
     )
     stolen = {**busy, "stolen_load": 0.4}
-    (problem,) = receipt_problems(make_receipt(strict, 0, "baseline", environment=stolen), strict)
-    assert "(40% by other virtual machines; busiest: compiler 12.3 s)" in problem
-    assert receipt_problems(make_receipt(strict, 0, "baseline", environment={"foreign_load": 0.25}), strict) == []
-    assert receipt_problems(on_h200(environment=busy), H200.model_copy(update={"max_foreign_load": 0.25})) == []
+    problem = load_problem(make_receipt(CPU, 0, "baseline", environment=stolen), 0.25)
+    assert "(40% by other virtual machines; busiest: compiler 12.3 s)" in str(problem)
+    assert load_problem(make_receipt(CPU, 0, "baseline", environment={"foreign_load": 0.25}), 0.25) is None
+    assert load_problem(on_h200(environment=busy), 0.25) is None
+    assert receipt_problems(make_receipt(CPU, 0, "baseline", environment=busy), CPU) == [], "the last attempt counts"
 
 
 def compiled_in(receipt: Receipt, index: int) -> Receipt:

@@ -25,9 +25,9 @@ def node() -> Node:
     return find_node("here", "cpu")
 
 
-def claimed(broken: int = 0, **changes: Any) -> ClaimedBlock:
+def claimed(broken: int = 0, failure: FailureClass = FailureClass.INVALID_MEASUREMENT, **changes: Any) -> ClaimedBlock:
     file = make_file(placement={"node_class": "cpu", "max_foreign_load": "20%"}, **changes)
-    before = [Break(0, FailureClass.INVALID_MEASUREMENT, "baseline")] * broken
+    before = [Break(0, failure, "baseline")] * broken
     return file.claimed(0, attempt_id="att_1", attempt_no=broken + 1, broken=before)
 
 
@@ -100,11 +100,13 @@ def test_a_guard_hit_reruns_the_block_twice_and_then_makes_the_trial_invalid(
     assert receipt.steps
 
 
-def test_others_load_breaks_the_block_and_is_never_a_result_of_the_arm(node: Node, tmp_path: Path) -> None:
-    for broken in (0, 2, 9):
+def test_others_load_breaks_a_block_once_and_then_it_counts(node: Node, tmp_path: Path) -> None:
+    for broken in (0, 2):
         with pytest.raises(BlockBroken, match="others took 50% of the cores' time") as caught:
             left_behind(claimed(broken), node, tmp_path / str(broken), foreign_load=0.5).receipt()
         assert (caught.value.failure_class, caught.value.arm) == ("disturbed", claimed().trials[0].arm)
+    receipt = left_behind(claimed(1, FailureClass.DISTURBED), node, tmp_path / "last", foreign_load=0.5).receipt()
+    assert (receipt.outcome, receipt.environment.foreign_load) == (Outcome.MEASURED, 0.5)
 
 
 EXACT = {"primary": {"metric": "peak_allocated_gib", "margin": "0.5%"}}
