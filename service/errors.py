@@ -76,6 +76,10 @@ class PartFailed(StackError):
         self.part = part
 
 
+class PortTaken(PartFailed):
+    """Another process listens on the port that was free for a part."""
+
+
 class NotFound(ServiceError):
     """Nothing has this id."""
 

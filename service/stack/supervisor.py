@@ -30,7 +30,7 @@ from ablate.experiments.system.processes import number_space, start_of
 from ablate.experiments.system.setting_values import read_secret
 from ablate.service.client.api import Client, ClientError
 from ablate.service.client.settings import get_client_settings
-from ablate.service.errors import PartFailed, StackBusy, StackError
+from ablate.service.errors import PartFailed, PortTaken, StackBusy, StackError
 from ablate.service.http import links
 from ablate.service.settings import get_settings
 from ablate.service.stack import broker, part_processes
@@ -59,6 +59,8 @@ _LOCK_PATIENCE_S = 20.0
 _WORKER_PATIENCE_S = 15.0
 """A worker first gives its block back and ends its trainer."""
 _PARTS_PATIENCE_S = 8.0
+_STARTS = 3
+"""Starts of a stack that loses its ports to others."""
 
 
 class StopRequested(Exception):
@@ -169,15 +171,20 @@ class _Supervisor:
         while not part.answers():
             code = run.process.poll()
             if code is not None:
+                self._check_port(run)  # it may have ended because of that
                 raise PartFailed(part.name, f"ended with exit code {code} while it started", self._log_tail(part.name))
             if time.monotonic() > deadline:
                 raise PartFailed(part.name, f"did not answer within {part.patience_s:.0f} s", self._log_tail(part.name))
             time.sleep(0.1)
-        if not run.owns_port():
-            what = f"cannot use port {part.port}: another process took it after the check; start again"
-            raise PartFailed(part.name, what, self._log_tail(part.name))
+        self._check_port(run)
         run.confirm()
         self._report("part", f"{part.name} {time.monotonic() - self._started:.1f}")
+
+    def _check_port(self, run: PartRun) -> None:
+        """Raise PortTaken if another process listens on the port of a part."""
+        if not run.owns_port():
+            what = f"cannot use port {run.part.port}: another process took it after the check; start again"
+            raise PortTaken(run.part.name, what, self._log_tail(run.part.name))
 
     def _node_is_ready(self) -> bool:
         """Return whether the worker has contacted the API since its process started."""
@@ -316,6 +323,19 @@ def _stop_on_signals() -> None:
         signal.signal(number, stop)
 
 
+def _supervise_somewhere(files: StackFiles, *, with_worker: bool) -> None:
+    """Supervise; begin again with other ports if another stack that starts now has taken one of them."""
+    for left in reversed(range(_STARTS)):
+        try:
+            supervise(files, _report_to_parent, with_worker=with_worker)
+        except PortTaken as error:
+            if not left:
+                raise
+            _report_to_parent("note", f"another process took the port of {error.part}; starting again with other ports")
+        else:
+            return
+
+
 def main() -> int:
     """Supervise the stack of $ABLATE_HOME; return the exit code."""
     accept_every_text()
@@ -323,7 +343,7 @@ def main() -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         files = StackFiles(home=get_client_settings().home)
-        supervise(files, _report_to_parent, with_worker=NO_WORKER not in sys.argv[1:])
+        _supervise_somewhere(files, with_worker=NO_WORKER not in sys.argv[1:])
     except StackBusy as error:
         _report_to_parent("busy", str(error))
         return 1

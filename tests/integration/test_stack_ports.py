@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ablate.service.errors import PartFailed
+from ablate.service.errors import PortTaken
 from ablate.service.stack import part_processes, supervisor
 from ablate.service.stack.layout import StackFiles
 from ablate.service.stack.parts import LOOPBACK, Addresses, StackPart, free_port, is_ok, listeners
@@ -65,8 +65,29 @@ def part(command: tuple[str, ...], port: int) -> StackPart:
 def test_answer_of_another_process_does_not_make_a_part_ready(made: supervisor._Supervisor, foreign_port: int) -> None:
     slow = part(SLEEPER, foreign_port)
     made._launch(slow)
-    with pytest.raises(PartFailed, match=f"cannot use port {foreign_port}: another process took it"):
+    with pytest.raises(PortTaken, match=f"cannot use port {foreign_port}: another process took it"):
         made._wait(slow)
+
+
+@pytest.mark.parametrize("lost", [0, 2, 3])
+def test_a_stack_that_lost_its_ports_starts_again_up_to_three_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    starts = 0
+
+    def supervise(*_files: object, **_options: object) -> None:
+        nonlocal starts
+        starts += 1
+        if starts <= lost:
+            raise PortTaken("api", "cannot use port 8321", "")
+
+    monkeypatch.setattr(supervisor, "supervise", supervise)
+    if lost == 3:
+        with pytest.raises(PortTaken):
+            supervisor._supervise_somewhere(StackFiles(home=tmp_path), with_worker=True)
+    else:
+        supervisor._supervise_somewhere(StackFiles(home=tmp_path), with_worker=True)
+    assert starts == min(3, lost + 1)
 
 
 def test_answer_of_its_own_process_does(made: supervisor._Supervisor) -> None:
