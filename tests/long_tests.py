@@ -46,7 +46,7 @@ LONG = (
     f"{INTEGRATION}exec.py::test_arms_that_are_late_again_have_it_as_their_result",
     f"{INTEGRATION}exec.py::test_exec_imports_nothing_that_an_air_gapped_node_lacks",
     f"{INTEGRATION}exec.py::test_import_follows_to_verdict_report_and_mlflow",
-    f"{INTEGRATION}exec.py::test_load_by_others_reruns_the_block_and_is_no_result",
+    f"{INTEGRATION}exec.py::test_load_by_others_reruns_the_block_once_and_then_it_counts",
     f"{INTEGRATION}exec.py::test_stop_ends_the_trials_and_keeps_what_is_done",
     f"{INTEGRATION}exec_code.py",
     f"{INTEGRATION}first_submission.py",

@@ -50,8 +50,9 @@ class DeviceLock:
         """Take all locks or none. Raises DeviceBusy, with the holder, when one is not free within `patience_s`."""
         deadline = time.monotonic() + patience_s
         while (busy := self._try()) is not None:
-            if time.monotonic() >= deadline:
-                raise DeviceBusy(_in_use(busy, _holder(busy)))
+            holder = _holder(busy)
+            if holder is not None and time.monotonic() >= deadline:  # None: it has become free
+                raise DeviceBusy(_in_use(busy, holder))
             time.sleep(_RETRY_S)
 
     def release(self) -> None:
