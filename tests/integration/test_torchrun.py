@@ -137,6 +137,6 @@ def test_kill_9_of_the_worker_leaves_no_rank_and_no_lock(tmp_path: Path, ranks: 
     worker.wait()
     until(lambda: all(map(is_gone, family)) and not inside(tmp_path))
     cores = [f"core {core}" for core in sorted(os.sched_getaffinity(0))]
-    for holder in ("worker", "trainer"):
+    for holder in ("block", "trainer"):
         with DeviceLock(lock_addresses(cores, holder=holder, scope=f"home {home.resolve()}")):
             pass
