@@ -222,8 +222,7 @@ class AskedQuestion:
         steps = {"warmup": max(3, min(100, timed // 10)), "timed": timed}
         if not in_turns:
             return steps
-        size = max(1, min(timed // 2, round(_TURN_WORK_S / max(times.cpu_step_s or 0.0, 1e-9))))
-        return {**steps, "timed": math.ceil(timed / (2 * size)) * 2 * size, "slice": size}
+        return {**steps, **turns_of(timed, times.cpu_step_s or 0.0)}
 
     def expected_s(self, times: CheckedTimes) -> float:
         """Return how long all trials take, with a control, on a machine like that of the check."""
@@ -238,6 +237,12 @@ class AskedQuestion:
         minutes = 0.0 if times is None else 5 * self.expected_s(times) / 60
         trial = math.ceil(minutes / (3 * self.blocks))
         return {"trial": f"{max(20, trial)}m", "device_minutes": max(180, math.ceil(minutes))}
+
+
+def turns_of(timed: int, step_s: float) -> dict[str, int]:
+    """Return the steps of a window and of a turn, where a step takes so many seconds of processor time."""
+    size = max(1, min(timed // 2, round(_TURN_WORK_S / max(step_s, 1e-9))))
+    return {"timed": math.ceil(timed / (2 * size)) * 2 * size, "slice": size}
 
 
 def asked_change(
