@@ -67,6 +67,7 @@ from ablate.experiments.analysis.verdicts import (
     OPEN,
     Cause,
     Comparison,
+    ControlResult,
     Costs,
     OwnNoise,
     RequirementResult,
@@ -148,6 +149,7 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
         "baseline": plan.baseline.name,
         "variants": tuple(judge_one(one, changed or one.exclusion, comparisons) for one in evidence),
         "arms": {arm.name: summarise_arm(whole.of(arm.name)) for arm in plan.arms},
+        "control": judge_one.control(),
         "own_noise": _own_noise(plan, spec, receipts),
         "largest_micro_batch": largest_micro_batch(plan, whole.of),
     }
@@ -232,8 +234,19 @@ class _Judge:
             by_place |= {(arm, metric): compared for arm, compared in compare(metric, samples, levels).items()}
         return by_place
 
+    def control(self) -> ControlResult | None:
+        """Return the comparison of the control by the primary metric; None where there is none."""
+        arm = self._plan.control
+        evidence = None if arm is None else evidence_of(arm, self._whole)
+        if evidence is None or evidence.exclusion is not None or evidence.no_baseline is not None:
+            return None
+        compared = self.comparisons([evidence]).get((evidence.arm.name, self.primary.metric))
+        return None if compared is None else ControlResult(arm=evidence.arm.name, primary=compared)
+
     def _alpha(self, evidence: Evidence) -> float:
-        return self._spec.verdict.level_of(self._circumstances.family.number_of(evidence.arm.name))
+        family = self._circumstances.family
+        number = family.number if evidence.arm == self._plan.control else family.number_of(evidence.arm.name)
+        return self._spec.verdict.level_of(number)
 
     def _look(self, evidence: Evidence) -> Look:
         return self._spec.design.blocks.look_at(len(evidence.pairs))
@@ -477,8 +490,8 @@ class _Judge:
         if primary is not None and answer.cause is not Cause.NOISE and (more := noisier(primary, calibrations)):
             yield f"blocks scatter {more[0]:.3g} times as much as the A/A blocks (F test, p {more[1]:.2g})"
         if primary is not None and primary.widened >= _WORTH_A_NOTE:
-            wider = f"{primary.widened:.2f} times wider"
-            yield f"neighbouring blocks may be correlated, so tests and intervals are {wider}"
+            wide = f"{primary.widened:.2f} times as wide as without that"
+            yield f"neighbouring blocks may resemble each other (autocorrelation), so the interval is {wide}"
 
     def _family_notes(self, arm: str) -> Iterator[str]:
         """Yield the number of this asking; every earlier ablation that ran anything counts, even without a sample."""

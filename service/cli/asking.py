@@ -183,7 +183,7 @@ class AskedQuestion:
 
     def _question(self) -> str:
         what = f"improve {self.declared or self.metric} of" if self.metric else "speed up"
-        return " ".join(f"Does {self.change} {what} {shlex.join(self.command)}?".split())[:500]
+        return " ".join(f"Does {self.change} {what} {Path(self.command[-1]).name}?".split())[:500]
 
     def takes_turns(self, times: CheckedTimes) -> bool:
         """Return whether the trials of a block take turns, on busy cores or to compare processor time.
@@ -274,13 +274,18 @@ def asked_change(
     variant: dict[str, Any] = {"args": list(merged)} if changes else {}
     variant |= {"env": dict(env)} if env else {}
     variant |= {"code": {"commit": commit}} if commit else {}
-    words = [*changes, *(f"{key}={value}" for key, value in env.items())]
+    words = [_in_short(word) for word in (*changes, *(f"{key}={value}" for key, value in env.items()))]
     name = slug(" ".join([*words, revision]))[:40].strip("-") or "variant"
     name = f"{name}-variant" if name in (BASELINE, CONTROL) else name
     commit_name = _commit_name(commit, revision) if commit else ""
     change = " and ".join(filter(None, [" ".join(words), f"the code of {commit_name}" if commit else ""]))
     arms: dict[str, Any] = {"baseline": {"args": list(args)}, "variants": {name: variant}}
     return AskedQuestion(name=f"ask-{name}", change=change, command=shared, commit_name=commit_name, **arms, **rule)
+
+
+def _in_short(word: str) -> str:
+    """Return an argument with the last part of an absolute path only."""
+    return re.sub(r"(^|=)/\S*/(?=[^/\s])", r"\1", word)
 
 
 def _commit_name(commit: str, revision: str) -> str:
