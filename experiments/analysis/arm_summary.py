@@ -12,10 +12,9 @@ from ablate.experiments.analysis.statistics import mean_of
 from ablate.experiments.analysis.verdicts import NOT_OBSERVED, ArmSummary, LargestMicroBatch, NodeMeans, SeedReport
 from ablate.experiments.design.arms import Arm
 from ablate.experiments.design.kinds.command import CommandArm
-from ablate.experiments.design.kinds.gate_readings import DECLARED
 from ablate.experiments.design.metrics import METRICS
 from ablate.experiments.design.plan import Plan
-from ablate.experiments.outcomes import Outcome, SeedOrigin
+from ablate.experiments.outcomes import DECLARED, Outcome, SeedOrigin
 from ablate.experiments.records.circumstances import Circumstances
 from ablate.experiments.records.receipts import Receipt, read_metric
 

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from ablate.experiments.analysis.answer import (
     FEW_SAMPLES,
@@ -31,7 +31,7 @@ from ablate.experiments.analysis.comparing import (
     shrunk_pct,
 )
 from ablate.experiments.analysis.curves import off_the_curves
-from ablate.experiments.analysis.declared import no_ratio, repeated_seeds, step_above
+from ablate.experiments.analysis.declared import declared_directions, no_ratio, repeated_seeds, step_above
 from ablate.experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
 from ablate.experiments.analysis.exact import ExactResult, judge_exactly, not_exact
 from ablate.experiments.analysis.guards import clock_note
@@ -170,16 +170,6 @@ def _with_percent(rule: dict[str, Any], primary: Primary) -> dict[str, Any]:
     return {**rule, "primary": {**rule["primary"], **percent}}
 
 
-def _declared_directions(plan: Plan, primary: str) -> dict[str, Literal["higher", "lower"]]:
-    """Return the better direction of the declared metrics that are compared.
-
-    The deciding one; the others for information, if every block has a seed of its own.
-    """
-    declared = plan.baseline.config.declared
-    own_seeds = len({block.seed for block in plan.blocks}) == len(plan.blocks)
-    return {name: better for name, better in declared.items() if name == primary or own_seeds}
-
-
 _OTHER_RULE = Exclusion(
     word=VerdictWord.INVALID,
     reason="the spec or its rule is not the planned one; a changed rule is a new ablation",
@@ -204,7 +194,7 @@ class _Judge:
         if not self.primary.margin.relative:
             own = "loss_val" if self.primary.metric in CURVE_METRICS else self.primary.metric
             self.primary = self.primary.in_percent(unit_of_shares(baseline_mean(whole, own)))
-        self._better = _declared_directions(plan, self.primary.metric)
+        self._better = declared_directions(plan, self.primary.metric)
         alike = {PER_DEVICE} if len({arm.config.devices for arm in plan.arms}) == 1 else set()
         ours = (name for name in METRICS if name == self.primary.metric or name in set(WINDOW_METRICS) - alike)
         self._compared = (*self._better, *ours)

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ablate.experiments.analysis.verdicts import NOT_OBSERVED, Cause, ControlResult, VariantVerdict, Verdict
-from ablate.experiments.design.kinds.gate_readings import DECLARED
 from ablate.experiments.design.metrics import LOSS_METRICS, METRICS, TARGET_METRICS, WINDOW_METRICS
-from ablate.experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.outcomes import DECLARED, Decision, VerdictWord
 from ablate.experiments.reporting import sentences, verdict_cells, wording
 from ablate.experiments.reporting.kernel_tables import kernels_table, launches_table
 from ablate.experiments.reporting.outlook import outlook

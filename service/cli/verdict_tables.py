@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from ablate.experiments.analysis.verdicts import Verdict
-from ablate.experiments.design.kinds.gate_readings import DECLARED
+from ablate.experiments.outcomes import DECLARED
 from ablate.experiments.reporting.sentences import broken_attempts, origin_problems, registration, seeds, signers
 from ablate.experiments.reporting.table import Cell, Tone
 from ablate.experiments.reporting.table import Table as LaidOutTable

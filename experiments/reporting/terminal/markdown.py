@@ -7,8 +7,7 @@ from itertools import accumulate
 
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.block_numbers import block_list
-from ablate.experiments.design.kinds.gate_readings import DECLARED
-from ablate.experiments.outcomes import Required
+from ablate.experiments.outcomes import DECLARED, Required
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.sentences import origin_problems, seeds
 from ablate.experiments.reporting.table import Table
