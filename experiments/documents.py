@@ -77,6 +77,13 @@ def settings_problems(error: ValidationError) -> list[str]:
     return problems
 
 
+def make_state_folder(folder: Path) -> None:
+    """Make a folder for our files unless it exists; git ignores a new one, with all that it will hold."""
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".gitignore").write_text("*\n", encoding="utf-8")
+
+
 def write_whole(path: Path, text: str, *, mode: int | None = None, replace: bool = True) -> None:
     """Write a UTF-8 file so that a reader, even after a power failure, finds all of it or nothing. Raises OSError.
 

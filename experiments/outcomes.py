@@ -10,6 +10,9 @@ VARIANT: Final = "variant"
 CONTROL: Final = "control"
 """Role of an arm that repeats the baseline; the service adds one to some plans to monitor the noise."""
 
+DECLARED: Final = "declared, not attested"
+"""How a receipt says that an arm's arguments, variables or code were requested and nothing proves them."""
+
 
 class AblationState(StrEnum):
     """State of an ablation."""

@@ -16,6 +16,7 @@ from rich.markup import escape
 from ablate.experiments.design.kinds.program import needed_secret
 from ablate.experiments.design.packages import LANE, installed, lane_over
 from ablate.experiments.design.workload import COMMAND
+from ablate.experiments.documents import make_state_folder
 from ablate.experiments.errors import SigningUnavailable
 from ablate.experiments.outcomes import ExitCode
 from ablate.experiments.records.signing import Signer
@@ -72,6 +73,7 @@ def serve() -> int:
 
 
 def _serve(settings: Settings, console: Console) -> None:
+    make_state_folder(settings.home_dir)
     wake_event = WakeEvent(settings.home_dir / "alive")
     stopping = StopFlag(
         wake_event, drain_s=settings.drain_s, lasts_s=settings.lasts_s, idle_s=settings.exit_when_idle or math.inf

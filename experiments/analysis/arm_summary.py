@@ -11,10 +11,10 @@ from typing import Any, Literal
 from ablate.experiments.analysis.statistics import mean_of
 from ablate.experiments.analysis.verdicts import NOT_OBSERVED, ArmSummary, LargestMicroBatch, NodeMeans, SeedReport
 from ablate.experiments.design.arms import Arm
-from ablate.experiments.design.kinds.gate_readings import DECLARED
+from ablate.experiments.design.kinds.command import CommandArm
 from ablate.experiments.design.metrics import METRICS
 from ablate.experiments.design.plan import Plan
-from ablate.experiments.outcomes import Outcome, SeedOrigin
+from ablate.experiments.outcomes import DECLARED, Outcome, SeedOrigin
 from ablate.experiments.records.circumstances import Circumstances
 from ablate.experiments.records.receipts import Receipt, read_metric
 
@@ -122,4 +122,12 @@ def seed_report(plan: Plan, receipts: Sequence[Receipt], circumstances: Circumst
     used = dict.fromkeys(block.seed for block in plan.blocks if block.index in ran)
     unregistered = carried is not None and carried.registered_at is None
     drawn: Literal["drawn", "unregistered"] = "unregistered" if unregistered else "drawn"
-    return SeedReport(origin="chosen" if plan.seeds is SeedOrigin.CHOSEN else drawn, used=tuple(used))
+    origin: Literal["chosen", "drawn", "unregistered"] = "chosen" if plan.seeds is SeedOrigin.CHOSEN else drawn
+    return SeedReport(origin=origin, used=tuple(used), taken=_take_a_seed(plan, receipts))
+
+
+def _take_a_seed(plan: Plan, receipts: Iterable[Receipt]) -> bool:
+    """Return whether arms take the block's seed: a command by an argument, or as its trial reports."""
+    commands = [arm.config for arm in plan.arms if isinstance(arm.config, CommandArm)]
+    reported = any(receipt.program is not None and receipt.program.seed is not None for receipt in receipts)
+    return not commands or reported or any(config.takes_seed for config in commands)

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise
+from typing import Literal
 
 from ablate.experiments.analysis.evidence import Evidence
 from ablate.experiments.analysis.statistics import MOST_APART, log_of_ratio
 from ablate.experiments.block_numbers import block_name
 from ablate.experiments.design.metrics import CURVE_METRICS, LOSS_METRICS, METRICS, SEED_METRICS
+from ablate.experiments.design.plan import Plan
 from ablate.experiments.outcomes import Outcome
 from ablate.experiments.records.receipts import Receipt, read_named
 
@@ -104,3 +106,13 @@ def _common_divisor(one: float, other: float, least: float) -> float:
         rest = one % other
         one, other = other, min(rest, other - rest)
     return one
+
+
+def declared_directions(plan: Plan, primary: str) -> dict[str, Literal["higher", "lower"]]:
+    """Return the better direction of the declared metrics that are compared.
+
+    The deciding one; the others for information, if every block has a seed of its own.
+    """
+    declared = plan.baseline.config.declared
+    own_seeds = len({block.seed for block in plan.blocks}) == len(plan.blocks)
+    return {name: better for name, better in declared.items() if name == primary or own_seeds}

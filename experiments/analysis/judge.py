@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from ablate.experiments.analysis.answer import (
     FEW_SAMPLES,
@@ -31,7 +31,7 @@ from ablate.experiments.analysis.comparing import (
     shrunk_pct,
 )
 from ablate.experiments.analysis.curves import off_the_curves
-from ablate.experiments.analysis.declared import no_ratio, repeated_seeds, step_above
+from ablate.experiments.analysis.declared import declared_directions, no_ratio, repeated_seeds, step_above
 from ablate.experiments.analysis.evidence import Evidence, Exclusion, WholeBlocks, evidence_of
 from ablate.experiments.analysis.exact import ExactResult, judge_exactly, not_exact
 from ablate.experiments.analysis.guards import clock_note
@@ -67,6 +67,7 @@ from ablate.experiments.analysis.verdicts import (
     OPEN,
     Cause,
     Comparison,
+    ControlResult,
     Costs,
     OwnNoise,
     RequirementResult,
@@ -147,6 +148,7 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
         "baseline": plan.baseline.name,
         "variants": tuple(judge_one(one, changed or one.exclusion, comparisons) for one in evidence),
         "arms": {arm.name: summarise_arm(whole.of(arm.name)) for arm in plan.arms},
+        "control": judge_one.control(),
         "own_noise": _own_noise(plan, spec, receipts),
         "largest_micro_batch": largest_micro_batch(plan, whole.of),
     }
@@ -165,16 +167,6 @@ def _with_percent(rule: dict[str, Any], primary: Primary) -> dict[str, Any]:
     """Return the rule with its amounts as percent of the baseline's mean too."""
     percent = {"margin_pct": primary.margin_pct, "adopt_if_pct": primary.threshold_pct}
     return {**rule, "primary": {**rule["primary"], **percent}}
-
-
-def _declared_directions(plan: Plan, primary: str) -> dict[str, Literal["higher", "lower"]]:
-    """Return the better direction of the declared metrics that are compared.
-
-    The deciding one; the others for information, if every block has a seed of its own.
-    """
-    declared = plan.baseline.config.declared
-    own_seeds = len({block.seed for block in plan.blocks}) == len(plan.blocks)
-    return {name: better for name, better in declared.items() if name == primary or own_seeds}
 
 
 _OTHER_RULE = Exclusion(
@@ -201,7 +193,7 @@ class _Judge:
         if not self.primary.margin.relative:
             own = "loss_val" if self.primary.metric in CURVE_METRICS else self.primary.metric
             self.primary = self.primary.in_percent(unit_of_shares(baseline_mean(whole, own)))
-        self._better = _declared_directions(plan, self.primary.metric)
+        self._better = declared_directions(plan, self.primary.metric)
         alike = {PER_DEVICE} if len({arm.config.devices for arm in plan.arms}) == 1 else set()
         ours = (name for name in METRICS if name == self.primary.metric or name in set(WINDOW_METRICS) - alike)
         self._compared = (*self._better, *ours)
@@ -231,8 +223,19 @@ class _Judge:
             by_place |= {(arm, metric): compared for arm, compared in compare(metric, samples, levels).items()}
         return by_place
 
+    def control(self) -> ControlResult | None:
+        """Return the comparison of the control by the primary metric; None where there is none."""
+        arm = self._plan.control
+        evidence = None if arm is None else evidence_of(arm, self._whole)
+        if evidence is None or evidence.exclusion is not None or evidence.no_baseline is not None:
+            return None
+        compared = self.comparisons([evidence]).get((evidence.arm.name, self.primary.metric))
+        return None if compared is None else ControlResult(arm=evidence.arm.name, primary=compared)
+
     def _alpha(self, evidence: Evidence) -> float:
-        return self._spec.verdict.level_of(self._circumstances.family.number_of(evidence.arm.name))
+        family = self._circumstances.family
+        number = family.number if evidence.arm == self._plan.control else family.number_of(evidence.arm.name)
+        return self._spec.verdict.level_of(number)
 
     def _look(self, evidence: Evidence) -> Look:
         return self._spec.design.blocks.look_at(len(evidence.pairs))
@@ -476,8 +479,8 @@ class _Judge:
         if primary is not None and answer.cause is not Cause.NOISE and (more := noisier(primary, calibrations)):
             yield f"blocks scatter {more[0]:.3g} times as much as the A/A blocks (F test, p {more[1]:.2g})"
         if primary is not None and primary.widened >= _WORTH_A_NOTE:
-            wider = f"{primary.widened:.2f} times wider"
-            yield f"neighbouring blocks may be correlated, so tests and intervals are {wider}"
+            wide = f"{primary.widened:.2f} times as wide as without that"
+            yield f"neighbouring blocks may resemble each other (autocorrelation), so the interval is {wide}"
 
     def _family_notes(self, arm: str) -> Iterator[str]:
         """Yield the number of this asking; every earlier ablation that ran anything counts, even without a sample."""

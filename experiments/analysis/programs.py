@@ -10,7 +10,6 @@ from ablate.experiments.analysis.arm_summary import measured_trials
 from ablate.experiments.analysis.evidence import Evidence, Pair
 from ablate.experiments.analysis.verdicts import Costs, KernelChange, KernelUse, StepKernels
 from ablate.experiments.block_numbers import block_name
-from ablate.experiments.design.kinds.gate_readings import DECLARED
 from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.kinds.program import CLOCK_SHARE, ProgramArm
 from ablate.experiments.design.metrics import CPU_STEP, WINDOW_METRICS
@@ -161,7 +160,7 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
     if not evidence.pairs or not (workload := evidence.pairs[0].baseline.config).own_process:
         return
     if not workload.attested:
-        yield f"its arguments, variables and code are {DECLARED}{_by_an_evaluation(workload)}"
+        yield f"nothing proves that the program used its arguments, variables and code{_by_an_evaluation(workload)}"
     yield from _resumed(evidence)
     if metric in _OF_THE_NUMBER:
         yield _OF_THE_NUMBER[metric]

@@ -161,6 +161,13 @@ def unit_of_shares(baseline: float | None) -> float:
     return abs(baseline or 0.0) or 1.0
 
 
+class ControlResult(Frozen):
+    """The control, which repeats the baseline, compared with it as a variant is: all of its effect is noise."""
+
+    arm: str
+    primary: Comparison
+
+
 class RequirementResult(Frozen):
     """Result of one `require` entry of the rule."""
 
@@ -413,6 +420,8 @@ class SeedReport(Frozen):
     """Listed by the spec; drawn after the spec was fixed; or drawn for a plan that no service registered."""
     used: tuple[int, ...]
     """In the order of their blocks, of blocks with receipts."""
+    taken: bool = Field(default=True, exclude_if=lambda taken: taken)
+    """Whether the program takes them, as far as its command and its reports show."""
 
 
 class Verdict(Frozen):
@@ -432,6 +441,8 @@ class Verdict(Frozen):
     variants: tuple[VariantVerdict, ...]
     arms: Mapping[str, ArmSummary]
     """Summary of every arm, including the baseline."""
+    control: OmitNone[ControlResult] = None
+    """None without a control that measured, and in verdicts of earlier programs."""
     own_noise: OmitNone[OwnNoise] = None
     """Of an A/A ablation; None for other ones, and in verdicts of earlier programs."""
     largest_micro_batch: OmitNone[LargestMicroBatch] = None

@@ -93,6 +93,7 @@ METRICS: dict[str, Metric] = {
 PAIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.decides == "paired")
 """Metrics that can decide by statistics over blocks."""
 
+PROCESS_TIME = "process_s"
 CPU_STEP = "cpu_step_s"
 """Processor time of the marked steps of a command."""
 

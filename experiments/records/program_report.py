@@ -83,7 +83,8 @@ class ProgramReport(Frozen):
     curves: Annotated[Mapping[str, LoggedCurve], Field(exclude_if=lambda curves: not curves)] = Field(
         default_factory=dict
     )
-    """Step and number of each metric that the program logged, at most 400, without those that are not finite."""
+    """Step and number of each metric that the program logged, or number of the line and number of each that it printed,
+    at most 400, without those that are not finite."""
     kernels: KernelRows = ()
     """Name, calls and microseconds of each kernel in one step after the window; operators where the CPU computes."""
     live: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()

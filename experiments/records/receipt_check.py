@@ -19,14 +19,14 @@ from pydantic import ValidationError
 from ablate.experiments.design.arms import arm_digest
 from ablate.experiments.design.gates import GATES
 from ablate.experiments.design.kinds.built_in import BuiltInArm
-from ablate.experiments.design.kinds.gate_readings import DECLARED, read_gate
+from ablate.experiments.design.kinds.gate_readings import read_gate
 from ablate.experiments.design.kinds.package import PackageArm
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.design.problems import shown
 from ablate.experiments.documents import Frozen, first_problem, seal_problem
 from ablate.experiments.errors import ReceiptError
 from ablate.experiments.node_classes import NODE_CLASSES
-from ablate.experiments.outcomes import Outcome
+from ablate.experiments.outcomes import DECLARED, Outcome
 from ablate.experiments.records.compilation_report import report_problems
 from ablate.experiments.records.earlier_release import LAST_RECEIPT, digest_problems, is_earlier
 from ablate.experiments.records.program_report import report_contradictions

@@ -29,6 +29,7 @@ _EVALUATION: _Place = ("workload", "evaluate", "code")
 _SCRIPTS = (".py", ".sh")
 _READS_SEED = re.compile(rb"(?m)^\s*(?:import|from)\s.*\bablate\b|ABLATE_TRIAL")
 """In programs that can learn the seed of their trial without an argument."""
+_HAS_SEED = re.compile(rb"(?i)seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,9 +234,12 @@ def _without_seed(values: Mapping[str, Any], archives: Collection[PackedCode]) -
     if not isinstance(metrics, Mapping) or decides not in metrics or "{seed}" in json.dumps(values, default=str):
         return
     if archives and not any(code.mentions(_READS_SEED) for code in archives):  # other code cannot be seen from here
+        has_seed = any(code.mentions(_HAS_SEED) for code in archives)
+        put = "put --seed '{seed}' into the command, or read ablate.trial().seed"
         yield (
-            f"{WARNING}every block may report the same {decides}, because nothing here uses the block's seed: put "
-            "--seed '{seed}' into the command, or read ablate.trial().seed"
+            f"{WARNING}every block may report the same {decides}, because nothing here uses the block's seed: {put}"
+            if has_seed
+            else f"{WARNING}the code has no seed, so every block may report the same {decides}"
         )
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from ablate.experiments.analysis.verdicts import OPEN, Cause, Comparison, VariantVerdict, Verdict
-from ablate.experiments.design.metrics import CPU_STEP, OTHER_PROGRAM, PROCESS_METRICS
+from ablate.experiments.design.metrics import OTHER_PROGRAM, PROCESS_TIME, TARGET_METRICS, WINDOW_METRICS
+from ablate.experiments.design.power import alpha_of
 from ablate.experiments.outcomes import VerdictWord
 from ablate.experiments.reporting import wording
 
@@ -11,19 +12,19 @@ _MANY, _FEW = 10, 100
 """Times the planned blocks; and a number that may be more than they."""
 _BUSY = 0.1
 """Share of the cores' time of others above which no more blocks than were planned are advised."""
-_WIDE = 2.0
-"""Factor from which a widened interval is named."""
 _MOST = 3
 """Variants of which the first lines speak; the table has all."""
+BY_WORK = "--processor-time"
+"""Option of `ablate run --continue`."""
 CONTINUED = OPEN | {Cause.MISSING, Cause.UNCALIBRATED}
 """Causes that more blocks remove."""
 
 
 def outlook(verdict: Verdict, variants: Sequence[VariantVerdict]) -> tuple[str, ...]:
-    """Return a line for each of the first undecided variants, and one that says how to continue."""
+    """Return a line for each of the first undecided variants, and those that say how to continue."""
     undecided = [one for one in variants if one.verdict is VerdictWord.INCONCLUSIVE and one.exact is None]
     shown = [(one, one.primary) for one in undecided if one.primary is not None][:_MOST]
-    lines = [f"{one.arm}: {_so_far(primary)}; {_lacking(verdict, one)}." for one, primary in shown]
+    lines = [f"{one.arm}: {_so_far(one, primary)}; {_lacking(verdict, one)}." for one, primary in shown]
     return (*lines, *_how_to_continue(verdict, undecided))
 
 
@@ -37,16 +38,17 @@ def _is_hopeless(variant: VariantVerdict) -> bool:
     return variant.cause in OPEN and variant.blocks_needed is None
 
 
-def _so_far(comparison: Comparison) -> str:
-    """Return the estimate with its interval, for example "throughput is probably 33.00 % lower (24.00 to 41.00 %)"."""
-    name, ends = wording.metric(comparison.metric), (comparison.ci_low_pct, comparison.ci_high_pct)
-    if ends[0] <= 0 <= ends[1]:
-        wide = f"{comparison.widened:.1f} times as wide because neighbouring blocks may be correlated"
-        why = f", {wide}" if comparison.widened >= _WIDE else ""
-        return f"{name} may be higher or lower ({wording.interval(*ends)}{why})"
-    low, high = sorted(map(abs, ends))
-    size, interval = wording.size_percent(abs(comparison.delta_pct)), f"{low:,.2f} to {wording.size_percent(high)}"
-    return f"{name} is probably {size} {'higher' if ends[0] > 0 else 'lower'} ({interval})"
+def _so_far(variant: VariantVerdict, comparison: Comparison) -> str:
+    """Return the estimate, and which differences its interval excludes where the tests hold."""
+    name, (low, high) = wording.metric(comparison.metric), (comparison.ci_low_pct, comparison.ci_high_pct)
+    size = wording.size_percent(abs(comparison.delta_pct))
+    probably = f"{name} is probably {size} {'higher' if low > 0 else 'lower'}"
+    estimate = f"{name} may be higher or lower" if low <= 0 <= high else probably
+    if variant.cause not in OPEN or comparison.metric in TARGET_METRICS:
+        return f"{estimate} ({wording.interval(low, high)})"
+    confidence = wording.confidence(comparison.alpha)
+    ends = f"below {wording.percent(low)} and above {wording.percent(high)}"
+    return f"{estimate}. Differences {ends} are excluded with {confidence} confidence"
 
 
 def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
@@ -100,27 +102,37 @@ def _is_of_seeds(primary: Comparison) -> bool:
 
 
 def _remedy(verdict: Verdict, variant: VariantVerdict) -> str:
-    """Say in one sentence what makes an answer cheaper than many blocks."""
-    primary = variant.primary
-    if primary is not None and _is_of_seeds(primary):
-        return "Seeds differ more than the arms do: train longer, or look for a larger effect"
+    """Say in one sentence what would show more than many blocks."""
+    if variant.primary is not None and _is_of_seeds(variant.primary):
+        return "Runs of one arm differ more than the arms do: only longer training or a larger effect shows more"
     if verdict.node_class != "cpu":
-        return "Measure longer windows (workload.steps.timed), or on a node that nothing else uses"
-    ways = []
-    if verdict.rule["comparison"].get("other_work") == OTHER_PROGRAM["other_work"] and primary is not None:
-        if primary.metric == "cpu_s":
-            ways.append("compare the processor time of marked steps (metric cpu_step_s)")
-        elif primary.metric != CPU_STEP:
-            ways.append("compare processor time (metric cpu_step_s, or cpu_s of a program without marks)")
-    if verdict.rule["estimator"].keys().isdisjoint(("slices", "turns")):
-        whole = primary is not None and primary.metric in PROCESS_METRICS
-        key = "workload.turns, or workload.steps.slice where steps are marked" if whole else "workload.steps.slice"
-        ways.append(f"let the trials take turns ({key})")
-    return f"Close other programs, or {' and '.join(ways) or 'measure more steps (workload.steps.timed)'}"
+        return "Only longer windows (workload.steps.timed) or a node that nothing else uses show more"
+    return "Only fewer other programs or longer trials show more"
+
+
+def may_ask_by_work(verdict: Verdict, variants: Sequence[VariantVerdict]) -> bool:
+    """Return whether processor time may decide what the time of a program of the user on cores did not."""
+    own = verdict.rule["comparison"].get("other_work") == OTHER_PROGRAM["other_work"]
+    timed = verdict.rule["primary"]["metric"] in {PROCESS_TIME, *WINDOW_METRICS}
+    return own and timed and verdict.node_class == "cpu" and any(one.cause in OPEN for one in variants)
 
 
 def _how_to_continue(verdict: Verdict, undecided: Sequence[VariantVerdict]) -> Iterator[str]:
-    asked_here = verdict.circumstances.family.question_digest is not None
+    if verdict.circumstances.family.question_digest is None or _in_session(verdict):
+        return
     cheap = [one for one in to_continue(undecided) if not needs_many(verdict, one)]
-    if asked_here and not _in_session(verdict) and cheap:
-        yield f"Continue: ablate run --continue {verdict.ablation}"
+    command = f"ablate run --continue {verdict.ablation}"
+    if cheap:
+        yield f"Continue{_price(verdict, cheap)}: {command}"
+    if may_ask_by_work(verdict, undecided):
+        yield f"By processor time, without waiting (another question, tested at the full level): {command} {BY_WORK}"
+
+
+def _price(verdict: Verdict, variants: Sequence[VariantVerdict]) -> str:
+    """Say that a repeated question is tested more strictly; empty where this one was not spent."""
+    spent = [one for one in variants if one.cause is not Cause.MISSING]
+    if not spent:
+        return ""
+    number = max(verdict.circumstances.family.number_of(one.arm) for one in spent)
+    now, later = (wording.plain_percent(100 * alpha_of(one)) for one in (number, number + 1))
+    return f" with new blocks (a repeated question is tested more strictly, at {later} instead of {now})"

@@ -159,9 +159,11 @@ def registration(verdict: Verdict) -> str | None:
     return f"plan registered {wording.moment(carried.registered_at)}{unchecked}"
 
 
-def seeds(verdict: Verdict) -> str:
-    """Return the seeds of a verdict, how they came about, and how to repeat exactly these."""
+def seeds(verdict: Verdict) -> str | None:
+    """Return the seeds of a verdict, how they came about, and how to repeat exactly these; None where none is used."""
     own = verdict.seeds
+    if not own.used or not own.taken:
+        return None
     again = f"to repeat these: --seeds {','.join(map(str, own.used))}"
     return f"{wording.counted(len(own.used), 'seed')} {ORIGINS[own.origin]}; {again}"
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ablate.experiments.analysis.verdicts import NOT_OBSERVED, Cause, VariantVerdict, Verdict
+from ablate.experiments.analysis.verdicts import NOT_OBSERVED, Cause, ControlResult, VariantVerdict, Verdict
 from ablate.experiments.design.metrics import LOSS_METRICS, METRICS, TARGET_METRICS, WINDOW_METRICS
-from ablate.experiments.outcomes import Decision, VerdictWord
+from ablate.experiments.outcomes import DECLARED, Decision, VerdictWord
 from ablate.experiments.reporting import sentences, verdict_cells, wording
 from ablate.experiments.reporting.kernel_tables import kernels_table, launches_table
 from ablate.experiments.reporting.outlook import outlook
@@ -55,6 +55,9 @@ def by_importance(verdict: Verdict, layout: "VerdictLayout") -> tuple["VariantLa
 
 
 SPEED_UNJUDGED = "speeds are not judged"
+
+
+REPEATS = "repeats the baseline"
 
 
 class PrimaryRule(NamedTuple):
@@ -262,17 +265,32 @@ def _answers_table(verdict: Verdict, variants: Sequence[VariantLayout]) -> Table
         title="Verdict",
         columns=(
             *texts("variant", "verdict"),
-            *numbers("effect", interval_heading(verdict), "MDE", "memory"),
+            *numbers("effect", interval_heading(verdict), "memory"),
             *texts(*loss, "decision"),
         ),
-        rows=tuple(
-            row(v.arm, v.word, v.effect, v.interval, v.mde, v.memory, *[v.loss for _ in loss], v.decision)
-            for v in variants
+        rows=(
+            *(
+                row(v.arm, v.word, v.effect, v.interval, v.memory, *[v.loss for _ in loss], v.decision)
+                for v in variants
+            ),
+            *_control_row(verdict, loss),
         ),
         note=f"{effect_in_words(verdict)} Interval: simultaneous for all variants and all askings of the question. "
-        "MDE: smallest effect that is detected with "
-        f"80{wording.SPACE}% power. Memory: change of the largest peak in tensors.{_of_loss(loss)}",
+        f"Memory: change of the largest peak in tensors.{_of_loss(loss)}",
     )
+
+
+def _control_row(verdict: Verdict, loss: Sequence[str]) -> Iterator[tuple[Cell, ...]]:
+    """Yield the row of the control, below those of the variants, so that readers can compare."""
+    if verdict.control is not None:
+        memory = verdict_cells.memory(verdict, verdict.control.arm)
+        cells = (*control_effect(verdict.control), memory)
+        yield row(verdict.control.arm, REPEATS, *cells, *["" for _ in loss], "only noise")
+
+
+def control_effect(control: ControlResult) -> tuple[Cell, Cell]:
+    """Return the effect of the control and its interval."""
+    return verdict_cells.effect(control.primary), verdict_cells.interval(control.primary)
 
 
 def _loss_column(verdict: Verdict) -> tuple[str, ...]:
@@ -313,18 +331,20 @@ def _statistics_table(variants: Sequence[VariantLayout]) -> Table:
     ratio = f"100{wording.SPACE}ln(variant{wording.SPACE}/{wording.SPACE}baseline)"
     return Table(
         title="Statistics",
-        columns=(*texts("variant"), *numbers(*verdict_cells.STATISTICS, "gates live")),
-        rows=tuple(row(v.arm, *v.statistics, _counted_gates(v)) for v in variants if v.statistics),
+        columns=(*texts("variant"), *numbers(*verdict_cells.STATISTICS, "MDE", "gates live")),
+        rows=tuple(row(v.arm, *v.statistics, v.mde, _counted_gates(v)) for v in variants if v.statistics),
         note="Median: over the blocks. By median step: the effect by the median step of each window, which stalls do "
         "not move. Slow steps: outliers of the variant against those of the baseline; all are counted. Place: the "
         "effect of one position later in the block. p, flip: exact sign-flip test, for information. p, differs: "
         "paired t test. p, same: two one-sided tests. Both decide, corrected over the variants (Holm). "
-        f"sd: standard deviation of {ratio} between blocks.",
+        f"sd: standard deviation of {ratio} between blocks. MDE: minimum detectable effect, the smallest that these "
+        f"blocks prove with 80{wording.SPACE}% power.",
     )
 
 
 def _counted_gates(variant: VariantLayout) -> str:
-    return variant.gates_live.text.partition(f", {NOT_OBSERVED}")[0]
+    text = variant.gates_live.text
+    return wording.NOTHING if text == DECLARED else text.partition(f", {NOT_OBSERVED}")[0]
 
 
 def _requirements_table(variants: Sequence[VariantLayout]) -> Table:

@@ -185,7 +185,7 @@ class AskedQuestion:
 
     def _question(self) -> str:
         what = f"improve {self.declared or self.metric} of" if self.metric else "speed up"
-        return " ".join(f"Does {self.change} {what} {shlex.join(self.command)}?".split())[:500]
+        return " ".join(f"Does {self.change} {what} {Path(self.command[-1]).name}?".split())[:500]
 
     def takes_turns(self, times: CheckedTimes) -> bool:
         """Return whether the trials of a block take turns, on busy cores or to compare processor time.
@@ -229,15 +229,12 @@ class AskedQuestion:
         in_turns = self.takes_turns(times)
         needed = _WORK_S / max(times.cpu_step_s or 0.0, 1e-9) if in_turns else window_s / max(times.step_s or 0.0, 1e-9)
         timed = self.steps or min(_MOST_STEPS, max(_LEAST_STEPS, math.ceil(needed)))
-        warmup = max(3, min(100, timed // 10))
-        size = max(1, min(timed // 2, round(_TURN_WORK_S / max(times.cpu_step_s or 0.0, 1e-9)))) if in_turns else 0
-        timed = math.ceil(timed / (2 * size)) * 2 * size if in_turns else timed
-        if self.steps is None and times.own_steps is not None and 1 + warmup + timed > times.own_steps:
-            warmup = max(1, min(warmup, times.own_steps // 10))
-            timed = times.own_steps - 1 - warmup
-            size = min(size, timed // 2)
-            timed -= timed % (2 * size) if in_turns else 0
-        return {"warmup": warmup, "timed": timed, **({"slice": size} if in_turns else {})}
+        warmup, own = max(3, min(100, timed // 10)), times.own_steps
+        if self.steps is None and own is not None and 1 + warmup + timed > own:
+            warmup = max(1, min(warmup, own // 10))
+            timed = own - 1 - warmup
+        turns = turns_of(timed, times.cpu_step_s or 0.0) if in_turns else {}
+        return {"warmup": warmup, "timed": timed, **turns}
 
     def expected_s(self, times: CheckedTimes) -> float:
         """Return how long all trials take, with a control, on a machine like that of the check."""
@@ -252,6 +249,12 @@ class AskedQuestion:
         minutes = 0.0 if times is None else 5 * self.expected_s(times) / 60
         trial = math.ceil(minutes / (3 * self.blocks))
         return {"trial": f"{max(20, trial)}m", "device_minutes": max(180, math.ceil(minutes))}
+
+
+def turns_of(timed: int, step_s: float) -> dict[str, int]:
+    """Return the steps of a window, at most `timed`, and of a turn; a step takes `step_s` of processor time."""
+    size = max(1, min(timed // 2, round(_TURN_WORK_S / max(step_s, 1e-9))))
+    return {"timed": max(timed - timed % (2 * size), 2 * size), "slice": size}
 
 
 def asked_change(
@@ -283,13 +286,18 @@ def asked_change(
     variant: dict[str, Any] = {"args": list(merged)} if changes else {}
     variant |= {"env": dict(env)} if env else {}
     variant |= {"code": {"commit": commit}} if commit else {}
-    words = [*changes, *(f"{key}={value}" for key, value in env.items())]
+    words = [_in_short(word) for word in (*changes, *(f"{key}={value}" for key, value in env.items()))]
     name = slug(" ".join([*words, revision]))[:40].strip("-") or "variant"
     name = f"{name}-variant" if name in (BASELINE, CONTROL) else name
     commit_name = _commit_name(commit, revision) if commit else ""
     change = " and ".join(filter(None, [" ".join(words), f"the code of {commit_name}" if commit else ""]))
     arms: dict[str, Any] = {"baseline": {"args": list(args)}, "variants": {name: variant}}
     return AskedQuestion(name=f"ask-{name}", change=change, command=shared, commit_name=commit_name, **arms, **rule)
+
+
+def _in_short(word: str) -> str:
+    """Return an argument with the last part of an absolute path only."""
+    return re.sub(r"(^|=)/\S*/(?=[^/\s])", r"\1", word)
 
 
 def _commit_name(commit: str, revision: str) -> str:

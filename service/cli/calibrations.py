@@ -49,8 +49,8 @@ def calibration_lines(calibration: Calibration) -> Sequence[str]:
         f"  sd of d {wording.size_percent(calibration.sd_pct)}, "
         f"at most {wording.size_percent(calibration.sd_upper_pct)} (95 %); "
         f"mean {wording.percent(calibration.mean_pct)}",
-        f"  autocorrelation {calibration.autocorrelation:+.2f}; what the blocks leave open makes tests of ten blocks "
-        f"{_widening(calibration, 10):.2f} times wider; "
+        f"  autocorrelation of neighbouring blocks {calibration.autocorrelation:+.2f}, which makes intervals of ten "
+        f"blocks {_widening(calibration, 10):.2f} times as wide; "
         f"the later trial {wording.percent(calibration.position_effect_pct)}; "
         f"{f'drift {drift}; ' if (drift := wording.drift(calibration)) else ''}largest {calibration.largest_z:.1f} sd",
         f"  calibration {calibration.digest}",

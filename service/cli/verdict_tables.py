@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from ablate.experiments.analysis.verdicts import Verdict
+from ablate.experiments.outcomes import DECLARED
 from ablate.experiments.reporting.sentences import broken_attempts, origin_problems, registration, seeds, signers
 from ablate.experiments.reporting.table import Cell, Tone
 from ablate.experiments.reporting.table import Table as LaidOutTable
@@ -26,7 +27,7 @@ _COLOURS: dict[Tone, str] = {
 }
 _KINDS: dict[str, Kind] = {"text": "text", "code": "name", "number": "number"}
 _PICTURE_WIDTH = 60
-_LEAVING = ("loss", "memory", "MDE", "repeats", "of the variant", "of the baseline")
+_LEAVING = ("loss", "memory", "repeats", "of the variant", "of the baseline")
 """Columns that a narrow terminal moves below the row."""
 
 
@@ -35,7 +36,7 @@ def verdict(verdict: Verdict) -> RenderableType:
     layout = lay_out(verdict)
     table = _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
     problems = (f"[yellow]{escape(problem)}[/]" for problem in origin_problems(verdict))
-    lines = filter(None, [*signers(verdict), registration(verdict), seeds(verdict) if verdict.seeds.used else None])
+    lines = filter(None, [*signers(verdict), registration(verdict), seeds(verdict)])
     lead = [f"[bold]{escape(layout.lead)}[/]"] if layout.has_finding else []
     first = (*lead, *(f"[yellow]{escape(line)}[/]" for line in layout.outlook))
     return Group(*first, table, *(f"[dim]{escape(line)}[/]" for line in lines), *problems)
@@ -101,10 +102,8 @@ def explanation(verdict: Verdict) -> list[str]:
         lines += [f"  {escape(variant.why)}"] if variant.why else []
         for metric, rule, result, detail in variant.requirements:
             lines.append(f"  {_markup(result)}  {_markup(metric)} {_markup(rule)}: {_markup(detail)}")
-        lines += [
-            f"  gates live {variant.gates_live}",
-            *(f"  {escape(remark)}" for remark in variant.remarks),
-        ]
+        lines += [] if variant.gates_live.text == DECLARED else [f"  gates live {variant.gates_live}"]
+        lines += [f"  {escape(remark)}" for remark in variant.remarks]
     broken = [escape(line) for line in broken_attempts(verdict)]
     return [*lines, *broken, f"[dim]rule {verdict.rule_digest}[/]"]
 

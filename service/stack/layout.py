@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from ablate.experiments.documents import write_whole
+from ablate.experiments.documents import make_state_folder, write_whole
 from ablate.experiments.system.processes import socket_folder
 from ablate.experiments.system.setting_values import broker_address
 from ablate.service.client.settings import get_client_settings
@@ -113,7 +113,7 @@ class StackFiles:
 
         Raises StackError for a file or folder that this user cannot write to.
         """
-        self.home.mkdir(parents=True, exist_ok=True)
+        make_state_folder(self.home)
         for folder in (self.home / name for name in _FOLDERS):
             if folder.exists() and not (folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)):
                 raise StackError(f"{folder} is no folder that this user can write to; {_REMEDY}")

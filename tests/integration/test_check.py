@@ -242,7 +242,7 @@ def checked_spec(folder: Path, *, nodes: int = 1, **workload: Any) -> tuple[int,
 def test_every_arm_of_a_spec_is_checked_and_a_block_is_estimated(tmp_path: Path) -> None:
     code, answer, errors = checked_spec(write_program(tmp_path / "code"))
     assert code == 0, errors
-    assert [check["name"] for check in answer["checks"]] == ["baseline", "slow", "quiet"]
+    assert [check["name"] for check in answer["checks"]] == ["baseline", "slow", "load"]
     assert (answer["marks"], answer["blocks"], answer["can_take_turns"]) == ("tokens", 6, True)
     assert answer["longest_s"] > 36 * 0.02 * 0.8, "the rest of the slow arm's steps"
     assert answer["block_s"] > answer["longest_s"]
@@ -294,7 +294,7 @@ def test_a_spec_is_checked_by_printed_lines_and_by_the_whole_process(tmp_path: P
     rows = {check["name"]: check for check in answer["checks"]}
     assert (code, answer["marks"]) == (6, "process")
     assert "val=3.5" in rows["baseline"]["detail"]
-    assert "every block would report the same; pass the seed" in rows["seed"]["detail"]
+    assert "every block would report the same; if it takes a seed" in rows["seed"]["detail"]
     wrong = {"val": {"better": "lower", "line": "loss of validation {}"}}
     code, answer, _errors = checked_spec(prints, metrics=wrong, primary=by_val)
     assert (code, "printed no line 'loss of validation {}'" in answer["checks"][0]["detail"]) == (6, True)

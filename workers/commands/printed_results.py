@@ -10,15 +10,18 @@ import os
 import re
 import select
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Self
 
 from ablate.experiments.in_trial.ablate import MOST_RESULTS, name_problem
 from ablate.experiments.records.program_report import contradicts, printable
+from ablate.workers.commands.logged_results import MOST_POINTS, Curve
 
 LONGEST_LINE = select.PIPE_BUF
 """Most bytes of a line with a result. The kernel keeps only so many together when several processes write."""
+MOST_CURVES = 8
+"""METRIC lines of so many names give curves."""
 _SHOWN = 120
 """Letters of a line in a message."""
 _NO_NUMBER = "has no plain number (such as 1234.5) alone in its place"
@@ -43,6 +46,27 @@ _WITHIN_ROW = ("\x1b", "\b")
 """Begin of codes that move along a row: what stands behind them may cover a number."""
 
 
+class _PrintedCurve:
+    """The numbers of one result in their order, of which every second one goes when they are too many."""
+
+    def __init__(self) -> None:
+        self._values: list[float] = []
+        self._every, self._count, self._last = 1, 0, 0.0
+
+    def add(self, value: float) -> None:
+        if self._count % self._every == 0:
+            self._values.append(value)
+        self._count, self._last = self._count + 1, value
+        if len(self._values) >= MOST_POINTS:
+            self._values, self._every = self._values[::2], 2 * self._every
+
+    @property
+    def points(self) -> Curve:
+        """(number of the line, value), the last one included; empty unless several were printed."""
+        kept = {1 + place * self._every: value for place, value in enumerate(self._values)}
+        return tuple((kept | {self._count: self._last}).items()) if self._count > 1 else ()
+
+
 class PrintedResults:
     """The results in the output of a program, of which only the last lines are kept."""
 
@@ -57,6 +81,7 @@ class PrintedResults:
         self._cut = False
         """Whether its first part was dropped."""
         self._bad_name: str | None = None
+        self._curves: dict[str, _PrintedCurve] = {}
 
     def feed(self, chunk: bytes) -> None:
         """Read the next bytes of the output, which may begin and end anywhere."""
@@ -89,6 +114,11 @@ class PrintedResults:
         """The results, those that are not finite included."""
         return {name: value for name, value in self._last.items() if isinstance(value, float)}
 
+    @property
+    def curves(self) -> dict[str, Curve]:
+        """The curves of the results that were printed more than once, by name."""
+        return {name: points for name, curve in self._curves.items() if (points := curve.points)}
+
     def contradicting(self, counted: Mapping[str, float]) -> dict[str, float]:
         """Return the printed numbers that contradict a number of the same name that counts."""
         printed = [*self._by_pattern.items(), *self._by_metric.items()]
@@ -113,21 +143,35 @@ class PrintedResults:
     def _take(self, text: bytes) -> None:
         """Read whole lines without codes."""
         metrics: dict[str, float | str] = {}
+        numbers: dict[str, list[float | None]] = {}  # the last one first
         for line in _lines_with(b"METRIC", text):
             shown = line.decode("utf-8", "backslashreplace")
             for match in reversed(list(_METRIC.finditer(shown))):
+                value = _number(shown[match.end() :].strip())
+                numbers.setdefault(match[1], []).append(value)
                 if match[1] not in metrics:
-                    value = _number(shown[match.end() :].strip())
                     metrics[match[1]] = _reading(match[1], value, line, shown[match.start() :])
         for name, last in metrics.items():
             self._store_metric(name, last)
+            if name in self._by_metric and (name in self._curves or len(self._curves) < MOST_CURVES):
+                self._draw(name, numbers[name])
         for name, pattern in self._patterns.items():
+            values: list[float | None] = []
             for line in _lines_with(pattern.needle, text):
                 shown = line.decode("utf-8", "backslashreplace")
                 begin = pattern.begin(shown)
                 if begin is not None:
-                    self._by_pattern[name] = _reading(name, pattern.value(shown), line, shown[begin:])
-                    break
+                    value = pattern.value(shown)
+                    if not values:
+                        self._by_pattern[name] = _reading(name, value, line, shown[begin:])
+                    values.append(value)
+            self._draw(name, values)
+
+    def _draw(self, name: str, numbers: Sequence[float | None]) -> None:
+        """Add numbers, the last one first, to the curve of a result."""
+        for value in reversed(numbers):
+            if value is not None and math.isfinite(value):
+                self._curves.setdefault(name, _PrintedCurve()).add(value)
 
     def _refuse(self, part: bytes, why: str) -> None:
         """Note the results that begin in a part of a line that gives none."""

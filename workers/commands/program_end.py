@@ -382,7 +382,7 @@ class ProgramRun:
     reported: Mapping[str, float]
     """Its own results."""
     curves: Mapping[str, Curve] = field(default_factory=dict)
-    """Of the metrics that it logged."""
+    """Of the metrics that it logged or printed."""
     ended_at: float | None = None
     """Moment at which its last process had ended; None where some had to be ended."""
     samples: DeviceSamples = field(default_factory=lambda: DeviceSamples(0))
@@ -479,4 +479,6 @@ def run_to_end(  # noqa: PLR0913 - two programs of a trial differ in these
         most_bytes=order.most_bytes,
         reached=failing and has_file_of(order.paths.folder, order.most_bytes),
     )
-    return ProgramRun(end=end, marks=marks, reported=reported, curves=logged.curves, ended_at=watch.ended_at)
+    drawn = {} if failing else {name: own for name, own in printed.curves.items() if name not in uncounted}
+    curves = {**drawn, **logged.curves}
+    return ProgramRun(end=end, marks=marks, reported=reported, curves=curves, ended_at=watch.ended_at)

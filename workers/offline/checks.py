@@ -251,20 +251,20 @@ class CheckedSpec:
             yield ProgramCheck(name="nodes", passed=False, needed=False, detail=detail)
         if may_have_control(self.spec):
             quiet, names = self._allows(load), ", ".join(dict.fromkeys(one.name for one in others))
-            detail = f"others take {load:.0%} of the cores' time" + (f" (busiest: {names})" if names else "")
+            detail = f"other programs use {load:.0%} of the cores" + (f" (busiest: {names})" if names else "")
             most = self.spec.placement.max_foreign_load
-            detail += f"; the spec allows {'any load' if most / 100 >= ANY_LOAD else f'{most:g} %'}"
+            detail += f"; allowed here: {'any load' if most / 100 >= ANY_LOAD else f'{most:g} %'}"
             by_work = self.spec.verdict.primary.metric in ("cpu_s", CPU_STEP)
             other_way = "" if by_work else ", or compare processor time (cpu_step_s, or cpu_s without marked steps)"
             detail += "" if quiet else f": close them{other_way}, or intervals get wider"
-            yield ProgramCheck(name="quiet", passed=quiet, needed=False, detail=detail)
+            yield ProgramCheck(name="load", passed=quiet, needed=False, detail=detail)
 
     def _seed_matters(self, first: TrialResult, other: TrialResult) -> ProgramCheck:
         metric = self.spec.verdict.primary.metric
         one, two = (result.program.reported[metric] if result.program else None for result in (first, other))
         detail = f"{metric} is {one:.6g} and {two:.6g} with two seeds"
         if one == two:
-            detail += ": every block would report the same; pass the seed: --seed '{seed}', or read trial.seed"
+            detail += ": every block would report the same; if it takes a seed, pass it (--seed '{seed}' or trial.seed)"
         return ProgramCheck(name="seed", passed=one != two, detail=detail)
 
 

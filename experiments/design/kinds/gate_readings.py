@@ -6,10 +6,8 @@ from typing import Any
 from ablate.experiments.design.gate import Gate, show
 from ablate.experiments.design.gates import GATES
 from ablate.experiments.documents import Frozen
+from ablate.experiments.outcomes import DECLARED
 from ablate.model.config import BLOCK_KINDS
-
-DECLARED = "declared, not attested"
-"""How a receipt says that an arm's arguments, variables or code were requested and nothing proves them."""
 
 
 class GateReading(Frozen):

@@ -9,7 +9,7 @@ from typing import Any
 
 from ablate.experiments.analysis.verdicts import ArmSummary
 from ablate.experiments.block_numbers import block_list, block_number
-from ablate.experiments.design.kinds.gate_readings import DECLARED, GateReading
+from ablate.experiments.design.kinds.gate_readings import GateReading
 from ablate.experiments.digest import canonical_json
 from ablate.experiments.outcomes import Outcome, TrialState
 from ablate.experiments.records.compilation_report import CompilationReport, HbmPlan
@@ -205,7 +205,7 @@ def gates_table(view: AblationView) -> Table:
         rows.append(row(gate, *cells, "; ".join(observed_in) or wording.NOTHING))
     if not view.plan.baseline.config.attested:
         shown = [row(gate, *(_shown(arm.gates.get(gate)) for arm in arms)) for gate in gates]
-        title, columns = f"Settings: {DECLARED}", texts("setting", *(arm.name for arm in arms))
+        title, columns = "Settings, as requested", texts("setting", *(arm.name for arm in arms))
         return Table(title=title, columns=columns, rows=tuple(shown), note=_arms_left_out(view).strip())
     return Table(
         title="Gates: requested against observed",

@@ -23,8 +23,10 @@ from ablate.experiments.reporting.sentences import (
 )
 from ablate.experiments.reporting.table import Cell, Table, numbers, row, texts
 from ablate.experiments.reporting.verdict_layout import (
+    REPEATS,
     VariantLayout,
     contradictions,
+    control_effect,
     interval_heading,
     is_exact,
     speed_unjudged,
@@ -255,7 +257,10 @@ def deciding_values(view: AblationView) -> Table | None:
     verdict, answer = view.verdict, view.answer
     if verdict is None or answer is None:
         return None
-    rows = [_row(view, verdict, None), *(_row(view, verdict, variant) for variant in answer.variants)]
+    changes = [(variant.arm, variant.effect, variant.interval) for variant in answer.variants]
+    if verdict.control is not None:
+        changes.append((verdict.control.arm, *control_effect(verdict.control)))
+    rows = [_row(view, verdict, verdict.baseline), *(_row(view, verdict, *own) for own in changes)]
     if all(cells[1].text == wording.NOTHING for cells in rows):
         return None
     metric = verdict.rule["primary"]["metric"]
@@ -266,7 +271,8 @@ def deciding_values(view: AblationView) -> Table | None:
         title=f"The values that decide: {wording.metric(metric)}",
         columns=(*texts("arm"), *numbers(*headings)),
         rows=tuple(rows),
-        note="Means over the trials that count. The change is the mean of the pairs of a block.",
+        note="Means over the trials that count. The change is the mean of the pairs of a block."
+        + ("" if verdict.control is None else f" {verdict.control.arm} {REPEATS}: its change is noise."),
     )
 
 
@@ -302,16 +308,15 @@ def _with_unit(metric: str) -> str:
     return f"{label}, {wording.unit(metric)}" if metric in METRICS and not _is_memory(metric) else label
 
 
-def _row(view: AblationView, verdict: Verdict, variant: VariantLayout | None) -> tuple[Cell, ...]:
-    arm = verdict.baseline if variant is None else variant.arm
+def _row(view: AblationView, verdict: Verdict, arm: str, *change: Cell) -> tuple[Cell, ...]:
     values = list(_values(view, verdict, arm))
-    change = ("", "") if variant is None else (variant.effect, variant.interval)
+    cells = change or ("", "")
     if not values:
-        return row(arm, wording.NOTHING, wording.NOTHING, "0", *change)
+        return row(arm, wording.NOTHING, wording.NOTHING, "0", *cells)
     mean = mean_of(values)
     low, shown, high = _shown(verdict.rule["primary"]["metric"], (min(values), mean, max(values)))
     spread = low if low == high else f"{low} to {high}"
-    return row(arm, Cell(text=shown, numbers={"mean": mean}), spread, f"{len(values):,}", *change)
+    return row(arm, Cell(text=shown, numbers={"mean": mean}), spread, f"{len(values):,}", *cells)
 
 
 def _is_memory(metric: str) -> bool:

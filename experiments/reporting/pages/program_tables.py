@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from ablate.experiments.analysis.statistics import mean_of
-from ablate.experiments.design.kinds.gate_readings import DECLARED
 from ablate.experiments.design.kinds.kind import ArmConfig
 from ablate.experiments.design.kinds.program import ProgramArm
 from ablate.experiments.outcomes import Outcome
@@ -47,7 +46,7 @@ def _commands_table(view: AblationView, by_arm: dict[str, list[Receipt]]) -> Tab
             )
         )
     return Table(
-        title="Programs" if attested else f"Commands: {DECLARED}",
+        title="Programs" if attested else "Commands, as requested",
         columns=(
             *codes("arm", "arguments of its first trial", "code"),
             *texts("interpreter"),

@@ -48,6 +48,7 @@ def render(view: AblationView) -> str:
             glance=_glance(view),
             pictures=pictures,
             curve=curve,
+            without_curve=_without_curve(view, pictures),
             more_pictures=[one for one in pictures if one.name not in (*_PLACED, curve)],
             step=step_table(view),
             answer_tables=_answer_tables(view),
@@ -83,6 +84,15 @@ def _curve(verdict: Verdict, pictures: Sequence[Picture]) -> str | None:
     costs = metric is not None and metric.kind != "loss" and metric.name not in CURVE_METRICS
     names = {picture.name for picture in pictures}
     return next((name for name in (_OF_COSTS if costs else _OF_LEARNING) if name in names), None)
+
+
+def _without_curve(view: AblationView, pictures: Sequence[Picture]) -> str:
+    """Say what a program has to print for a curve of its training; empty where there is one, or nothing ran."""
+    if not view.plan.baseline.config.own_process or not view.receipts:
+        return ""
+    if not {"curves", "logged", "losses"}.isdisjoint(picture.name for picture in pictures):
+        return ""
+    return "There is no curve of the training, because the program prints no number again and again."
 
 
 @cache
@@ -131,7 +141,8 @@ def _circumstances(verdict: Verdict) -> Iterator[Fact]:
     yield Fact("Calibrated", calibrated, CALIBRATIONS)
     keys = {signer.key for signer in circumstances.signers}
     own = verdict.seeds
-    yield Fact("Seeds", f"{len(own.used)}, {ORIGINS[own.origin]}" if own.used else "none ran")
+    if own.taken:
+        yield Fact("Seeds", f"{len(own.used)}, {ORIGINS[own.origin]}" if own.used else "none ran")
     yield Fact("Signed", "no" if None in keys else f"by {wording.counted(len(keys), 'key')}")
     if circumstances.attempts:
         yield Fact("Broken attempts", f"{len(circumstances.attempts):,}", ATTEMPTS)

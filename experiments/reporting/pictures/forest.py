@@ -11,7 +11,6 @@ from ablate.experiments.reporting.pictures import drawing
 from ablate.experiments.reporting.pictures.drawing import INK, PAPER, ArmStyle
 from ablate.experiments.reporting.verdict_layout import (
     PrimaryRule,
-    VariantLayout,
     interval_heading,
     is_exact,
     lay_out,
@@ -27,7 +26,7 @@ MARKER_PT = 7.0
 _CRUSHED = 8.0
 """A variant that reaches so many times further than the typical one would leave no room to read the others."""
 
-_MARKER = "Marker: mean over {}. Thin line: its {} interval. Thick line: the interval of the tests for sameness."
+_MARKER = "Marker: mean over {}. Line: its {} interval. A thick part that lies within the margin proves sameness."
 _EXACT_MARKER = "Marker: the value of one seed, the same in every repeat. There is no noise, so there is no interval."
 
 
@@ -41,27 +40,31 @@ def effects(verdict: Verdict) -> drawing.Picture | None:
     if not any(map(_has_marker, verdict.variants)):
         return None
     answer, comparisons = lay_out(verdict), drawing.comparisons(verdict)
-    rule, styles = answer.rule, drawing.arm_styles([verdict.baseline, *(one.arm for one in verdict.variants)])
+    if verdict.control is not None:
+        comparisons[verdict.control.arm] = verdict.control.primary
+    control = [] if verdict.control is None else [verdict.control.arm]
+    arms = [verdict.baseline, *(one.arm for one in verdict.variants), *control]
+    rule, styles = answer.rule, drawing.arm_styles(arms)
     exact = {variant.arm: variant.exact for variant in verdict.variants if variant.exact is not None}
-    shown = answer.variants[:MOST_VARIANTS]
-    left_out = len(answer.variants) - len(shown)
-    reaches = {variant.arm: _reach(comparisons.get(variant.arm), exact.get(variant.arm)) for variant in shown}
+    shown = [*(variant.arm for variant in answer.variants[:MOST_VARIANTS]), *control]
+    left_out = max(0, len(answer.variants) - MOST_VARIANTS)
+    reaches = {arm: _reach(comparisons.get(arm), exact.get(arm)) for arm in shown}
     beyond = _beyond(reaches, rule)
 
     def paint(figure: Figure) -> None:
         figure.set_size_inches(NARROW_IN, 0.85 + 0.3 * len(shown))
         axes = figure.add_subplot()
         drawing.rule_lines(axes, rule, vertical=True)
-        for place, variant in enumerate(shown):
-            if variant.arm in comparisons:
-                _forest_row(axes, place, comparisons[variant.arm], styles[variant.arm])
-            if variant.arm in exact:
-                _exact_row(axes, place, exact[variant.arm], styles[variant.arm])
+        for place, arm in enumerate(shown):
+            if arm in comparisons:
+                _forest_row(axes, place, comparisons[arm], styles[arm])
+            if arm in exact:
+                _exact_row(axes, place, exact[arm], styles[arm])
         if beyond:
             _cut(axes, [reach for arm, reach in reaches.items() if reach is not None and arm not in beyond], rule)
-        for place, variant in enumerate(shown):
-            if variant.arm in beyond:
-                _arrows(axes, place, reaches[variant.arm] or (0.0, 0.0), styles[variant.arm])
+        for place, arm in enumerate(shown):
+            if arm in beyond:
+                _arrows(axes, place, reaches[arm] or (0.0, 0.0), styles[arm])
         _forest_frame(axes, shown, styles, wording.metric(rule.metric), is_cut=bool(beyond))
 
     return drawing.draw("forest", "Effect of every variant", _forest_caption(verdict, rule, left_out, beyond), paint)
@@ -119,6 +122,8 @@ def _forest_caption(verdict: Verdict, rule: PrimaryRule, left_out: int, beyond: 
             "seeds" if over_seeds(verdict) else "blocks", interval_heading(verdict).removesuffix(" interval")
         ),
     ]
+    if verdict.control is not None:
+        sentences.append(f"{verdict.control.arm} repeats the baseline: its effect is noise.")
     if rule.margin_pct:
         sentences.append(f"Shaded: the practical margin of {wording.plain_percent(rule.margin_pct)} either way.")
     if rule.adopt_from_pct:
@@ -151,12 +156,10 @@ def _marker(style: ArmStyle) -> dict[str, str | float]:
     return {"color": style.colour, "markersize": size, "markeredgecolor": PAPER, "markeredgewidth": 1}
 
 
-def _forest_frame(
-    axes: Axes, shown: Sequence[VariantLayout], styles: dict[str, ArmStyle], metric: str, *, is_cut: bool
-) -> None:
+def _forest_frame(axes: Axes, shown: Sequence[str], styles: dict[str, ArmStyle], metric: str, *, is_cut: bool) -> None:
     places = range(len(shown))
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_yticks(places, [styles[v.arm].shown for v in shown])
+    axes.set_yticks(places, [styles[arm].shown for arm in shown])
     if not is_cut:
         axes.margins(x=0.08)
     axes.grid(axis="x")

@@ -141,7 +141,7 @@ def _arm_legend(axes: Axes, styles: Sequence[ArmStyle]) -> None:
 def losses(view: AblationView) -> drawing.Picture | None:
     """Draw mean loss curves over the baseline's envelope, and each variant's distance; None without baseline steps."""
     whole = view.whole_blocks
-    trials = {arm.name: [r for r in measured_trials(whole.of(arm.name)) if r.steps] for arm in view.plan.arms}
+    trials = {arm.name: [r for r in measured_trials(whole.of(arm.name)) if _curve(r)] for arm in view.plan.arms}
     arms = [arm for arm, own in trials.items() if own]
     baseline = view.plan.baseline.name
     if baseline not in arms:
@@ -176,7 +176,7 @@ def losses(view: AblationView) -> drawing.Picture | None:
 
 
 def logged_curves(view: AblationView) -> drawing.Picture | None:
-    """Draw the metrics that the program logged, over its own steps; None without one of the baseline."""
+    """Draw the metrics that the program logged or printed, in their order; None without one of the baseline."""
     whole, baseline = view.whole_blocks, view.plan.baseline.name
     trials = {arm.name: [r for r in measured_trials(whole.of(arm.name)) if r.program] for arm in view.plan.arms}
     deciding = view.verdict.rule["primary"]["metric"] if view.verdict else None
@@ -187,7 +187,7 @@ def logged_curves(view: AblationView) -> drawing.Picture | None:
         return None
     curves = {name: {arm: [_logged(r).get(name, {}) for r in trials[arm]] for arm in arms} for name in shown}
     caption = (
-        f"What the program logged, at its own steps. Left: the mean of each arm over its measured trials. Grey: the "
+        f"Numbers that the program logged, by step, or printed, by line. Left: the mean of each arm. Grey: the "
         f"range of the {wording.counted(len(trials[baseline]), 'trial')} of {baseline}. Right: mean distance of each "
         f"arm from the mean of {baseline}. Only the last number of a trial counts."
         + (f" Not drawn: {', '.join(metrics[MOST_LOGGED:])}." if len(metrics) > MOST_LOGGED else "")

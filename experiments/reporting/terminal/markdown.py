@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from ablate.experiments.analysis.verdicts import Verdict
 from ablate.experiments.block_numbers import block_list
-from ablate.experiments.outcomes import Required
+from ablate.experiments.outcomes import DECLARED, Required
 from ablate.experiments.reporting import wording
 from ablate.experiments.reporting.sentences import origin_problems, seeds
 from ablate.experiments.reporting.table import Table
@@ -24,7 +24,7 @@ MAX_CHARS = 65_500
 _MAX_LINE = 1000
 _NEVER_SHORTENED = ("|", "**Required")
 """Starts of lines that are never shortened: rows of tables, which are short, and the requirement."""
-_LEFT_OUT = ("MDE", "memory", "loss", "repeats")
+_LEFT_OUT = ("memory", "loss", "repeats")
 """Columns that a short table lacks."""
 _ALIGNMENT = {"text": "---", "code": "---", "number": "--:"}
 
@@ -34,7 +34,7 @@ def verdict_markdown(verdict: Verdict) -> str:
     layout = lay_out(verdict)
     rule = layout.rule
     heading = "; ".join(part for part in (layout.heading, layout.caveat) if part)
-    reasons = [f"- `{v.arm}`: {_escaped(_reason(v))} Gates live: {v.gates_live}." for v in layout.variants]
+    reasons = [f"- `{v.arm}`: {_escaped(_reason(v))}{_gates(v)}" for v in layout.variants]
     decided_by = f"By {wording.metric(rule.metric)}: margin {wording.plain_percent(rule.margin_pct)}, adopt from "
     lines = [
         f"**{_escaped(verdict.ablation)}**: {_escaped(heading)}",
@@ -51,10 +51,14 @@ def verdict_markdown(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
+def _gates(variant: VariantLayout) -> str:
+    return "" if variant.gates_live.text == DECLARED else f" Gates live: {variant.gates_live}."
+
+
 def short_table(verdict: Verdict, layout: VerdictLayout, most: int) -> str:
     """Return the answers in few columns, the `most` important variants."""
     table = layout.answers
-    by_arm = {variant.arm: line for variant, line in zip(layout.variants, table.rows, strict=True)}
+    by_arm = {variant.arm: line for variant, line in zip(layout.variants, table.rows, strict=False)}
     kept = [place for place, column in enumerate(table.columns) if column.heading not in _LEFT_OUT]
     first = by_importance(verdict, layout)[:most]
     rows = tuple(tuple(by_arm[one.arm][place] for place in kept) for one in first)
@@ -146,8 +150,8 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
     for signer in circumstances.signers:
         who = "unsigned" if signer.key is None else f"signed by `{signer.key}`"
         yield f"- blocks {block_list(signer.blocks)} ran on `{signer.name}`; {who}"
-    if verdict.seeds.used:
-        yield f"- {seeds(verdict)}"
+    if own := seeds(verdict):
+        yield f"- {own}"
     for problem in origin_problems(verdict):
         yield f"- {problem[0].lower()}{problem[1:]}"
     if reason := uncalibrated(verdict):

@@ -39,6 +39,10 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="With --continue: spend another asking of the question.")] = False,
+    by_work: Annotated[
+        bool,
+        typer.Option("--processor-time", help="With --continue: processor time decides, a question of its own."),
+    ] = False,
     commit: CommitOption = None,
     seeds: SeedsOption = None,
     require: RequireOption = None,
@@ -58,7 +62,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     if detach and not (require is None and markdown is None):
         detail = "--detach waits for no verdict, so it takes neither --require nor --markdown"
         raise SpecError([SpecProblem(pointer="--detach", detail=detail, hint="ablate verdict latest --require WORD")])
-    body = _asked(spec, continued, commit, seeds, yes=yes)
+    body = _asked(spec, continued, commit, seeds, yes=yes, by_work=by_work)
     if detach:
         with Client() as client:
             answer = client.ablations.submit(body, idempotency_key=idempotency_key)
@@ -72,17 +76,23 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
 
 
 def _asked(
-    spec: str | None, continued: str | None, commit: list[str] | None, seeds: str | None, *, yes: bool
+    spec: str | None,
+    continued: str | None,
+    commit: list[str] | None,
+    seeds: str | None,
+    *,
+    yes: bool,
+    by_work: bool,
 ) -> SpecBody:
     """Return the spec to submit. Raises SpecError unless exactly one of both names it."""
-    if spec is not None and continued is None and not yes:
+    if spec is not None and continued is None and not yes and not by_work:
         return read_spec(spec, commit, seeds)
     if spec is not None or continued is None or commit or seeds:
-        detail = "give a SPEC, or --continue ABLATION alone or with --yes"
+        detail = "give a SPEC, or --continue ABLATION alone or with --yes or --processor-time"
         raise SpecError([SpecProblem(pointer="--continue", detail=detail, hint="ablate run --help")])
     from ablate.service.cli.continuing import accept_price, continued_spec  # imports the judge's parts
 
     with Client() as client:
-        body = continued_spec(client, continued)
+        body = continued_spec(client, continued, by_work=by_work)
         accept_price(client.ablations.plan(body), accepted=yes)
     return body

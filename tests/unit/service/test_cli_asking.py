@@ -283,3 +283,11 @@ def test_the_question_names_the_revision_as_typed_and_its_commit(revision: str, 
     asked = asked_change(("a",), commit=40 * "f", revision=revision)
     assert asked.spec()["question"] == f"Does the code of {name} speed up a?"
     assert [line for _arm, line in asked.command_lines()] == ["a", f"a (code of {name})"]
+
+
+def test_a_question_is_short_where_paths_are_long() -> None:
+    command = ("/lab/.venv/bin/python", "/lab/code/train.py", "--lr", "1")
+    question = asked_change(command, changes=("--data", "/data/wiki/train.bin", "--out=/tmp/x/y"))
+    assert question.spec()["question"] == "Does --data train.bin --out=y speed up train.py?"
+    assert question.name == "ask-data-train-bin-out-y"
+    assert question.variants["data-train-bin-out-y"]["args"][-2:] == ["/data/wiki/train.bin", "--out=/tmp/x/y"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ablate.experiments.records.code_archive import pack_code
 from ablate.service.errors import StackBusy, StackError
 from ablate.service.stack import broker, control, part_processes, supervisor
 from ablate.service.stack.layout import MAX_SOCKET_BYTES, StackFiles
@@ -269,3 +270,18 @@ def test_stack_without_a_worker_needs_no_package_of_one(monkeypatch: pytest.Monk
     check_installed(with_worker=False)
     with pytest.raises(StackError, match=r"not installed: torch \(the worker\), tokenizers \(the worker\); run `make"):
         check_installed(with_worker=True)
+
+
+def test_git_sees_nothing_of_a_new_home_and_a_folder_of_the_user_gets_no_file(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "train.py").write_text("pass")
+    before = pack_code(tmp_path).tree
+    StackFiles(home=tmp_path / "state").make_folders()
+    (tmp_path / "state" / "ablate.db").write_text("x")
+    shown = subprocess.run(["git", "status", "--short"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert shown.stdout == "?? train.py\n"
+    assert pack_code(tmp_path).tree == before
+    own = tmp_path / "own"
+    own.mkdir()
+    StackFiles(home=own).make_folders()
+    assert not (own / ".gitignore").exists()

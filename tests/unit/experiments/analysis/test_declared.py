@@ -412,7 +412,7 @@ def test_a_number_of_an_evaluation_says_so_and_names_the_programs_own() -> None:
     receipts = evaluated(plan, values)
     assert [problem for one in receipts for problem in contradictions(one)] == []
     variant = only(judge(plan, spec, receipts, ADMITTED))
-    note = "code are declared, not attested; val_bpb by the protected evaluation `python judge.py`"
+    note = "used its arguments, variables and code; val_bpb by the protected evaluation `python judge.py`"
     assert any(note in one for one in variant.notes), variant.notes
     counted = values[0, "fused"]["val_bpb"]
     trials = "(block 1; so in 6 of its 6 trials)"

@@ -179,8 +179,8 @@ def test_a_verdict_is_widened_by_the_most_dependent_of_its_devices_and_says_so()
     )
     assert log(wide.mde_pct) == pytest.approx(factor * log(narrow.mde_pct))
     assert wide.p_holm > narrow.p_holm
-    (note,) = [note for note in both.variants[0].notes if "correlated" in note]
-    assert f"{wide.widened:.2f} times wider" in note
+    (note,) = [note for note in both.variants[0].notes if "autocorrelation" in note]
+    assert f"{wide.widened:.2f} times as wide" in note
 
 
 def log(percent: float) -> float:

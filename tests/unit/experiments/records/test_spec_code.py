@@ -309,6 +309,7 @@ def test_a_folder_whose_name_looks_like_an_address_is_packed(lab: Path, folder: 
 
 USES_SEED = {
     "nothing": (False, {}, "print(0)  # ablate: a study"),
+    "a seed of its own": (False, {}, "torch.manual_seed(0)"),
     "an argument": (True, {"command": ["python", "train.py", "--seed={seed}"]}, "print(0)"),
     "the module": (True, {}, "import torch\nimport ablate\n"),
     "one of several imports": (True, {}, "import os, ablate\n"),
@@ -332,7 +333,7 @@ def test_a_number_that_no_seed_can_change_is_named_before_the_runs(lab: Path, ca
     lines = pack_spec(yaml.safe_dump(values).encode(), YAML, lab).packed
     warned = [line for line in lines if "every block may report the same val_bpb" in line]
     assert len(warned) == (decides and not uses), lines
-    assert all("--seed '{seed}'" in line for line in warned)
+    assert all(("--seed '{seed}'" in line) == ("seed" in source) for line in warned), "no seed, no offer"
 
 
 JUDGED = "workload:\n  command: [a]\n  code: one\n  evaluate: {} # mine\nvariants: {{x: {{code: two}}}}\n"

@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from ablate.experiments.design.plan import controlled
 from ablate.experiments.records.program_report import EvaluationReport
-from ablate.experiments.records.receipts import seal
+from ablate.experiments.records.receipts import Receipt, seal
+from ablate.experiments.reporting import sentences, wording
 from ablate.experiments.reporting.mlflow.parent import parent
 from ablate.experiments.reporting.mlflow.runs import children
-from ablate.experiments.reporting.pages.first_screen import trial_values
+from ablate.experiments.reporting.pages.first_screen import deciding_values, trial_values
 from ablate.experiments.reporting.pages.report import render
+from ablate.experiments.reporting.pictures.forest import effects
 from ablate.experiments.reporting.pictures.trials import logged_curves
 from ablate.experiments.reporting.terminal.markdown import verdict_markdown
 from ablate.experiments.reporting.view import AblationView
@@ -175,7 +178,7 @@ def test_every_medium_says_that_an_evaluation_measured() -> None:
     assert view.verdict is not None
     page, text = render(view), terminal(view)
     for medium in (html.unescape(page), " ".join(text.split())):
-        assert "not attested; val_bpb by the protected evaluation `python judge.py`" in medium
+        assert "variables and code; val_bpb by the protected evaluation `python judge.py`" in medium
     assert "val_bpb: by the protected evaluation `python judge.py`, code 0123. " in html.unescape(page)
     assert "Reported by the program, or by its protected evaluation" in page
 
@@ -201,3 +204,71 @@ def test_logged_curves_are_drawn_and_stored_in_mlflow_at_the_programs_steps() ->
     assert stored == {one for receipt in receipts if receipt.program for one in receipt.program.curves["val_bpb"]}
     without = [receipt.model_copy(update={"program": None}) for receipt in receipts]
     assert logged_curves(views.judged_view(spec, plan, without)) is None
+
+
+def changed(receipt: Receipt, *, seed: int | None, losses: bool = True) -> Receipt:
+    """Return a receipt of a program that reports this seed, and its losses or none."""
+    assert receipt.program is not None
+    program = receipt.program.model_copy(update={"seed": seed})
+    steps = receipt.steps if losses else tuple(step.model_copy(update={"loss": None}) for step in receipt.steps)
+    return seal({**receipt.model_dump(), "program": program, "steps": steps})
+
+
+def test_the_control_stands_beside_the_variants_in_every_medium() -> None:
+    spec, plan = plan_of(verdict__primary={"metric": "tokens_per_s", "margin": "1%"})
+    plan, rng = controlled(spec, plan), np.random.default_rng(1)
+    receipts = []
+    for block in plan.blocks:
+        for arm in block.order:
+            step_s = 0.02 * math.exp(rng.normal(0, 0.01) + (0.5 if arm == "fused" else 0))
+            receipts.append(program_receipt(plan, block, arm, reported={"val_bpb": 1.0}, step_s=step_s))
+    view = views.judged_view(spec, plan, receipts)
+    assert view.verdict is not None
+    control = view.verdict.control
+    assert control is not None
+    assert {control.primary.alpha} == {one.primary.alpha for one in view.verdict.variants if one.primary is not None}
+    effect = wording.percent(control.primary.delta_pct)
+    for medium in (render(view), " ".join(terminal(view).split()), verdict_markdown(view.verdict)):
+        assert "repeats the baseline" in medium
+        assert " ".join(effect.split()) in " ".join(medium.split())
+    deciding = deciding_values(view)
+    assert deciding is not None
+    assert [cells[0].text for cells in deciding.rows] == ["baseline", "fused", "control"]
+    assert deciding.rows[2][4].text == effect
+    forest = effects(view.verdict)
+    assert forest is not None
+    assert ">control<" in forest.svg
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_page_without_a_curve_says_what_to_print(drawn: bool) -> None:
+    spec, plan = plan_of()
+    curves: Any = {"loss": ((1, 2.0), (2, 1.0))} if drawn else {}
+    receipts = [
+        changed(program_receipt(plan, block, arm, reported={"val_bpb": 1.0}, curves=curves), seed=1, losses=False)
+        for block in plan.blocks
+        for arm in block.order
+    ]
+    page = render(views.judged_view(spec, plan, receipts))
+    assert ("picture-logged" in page) == drawn
+    assert ("print a line such as <code>METRIC loss=0.5</code>" in page) != drawn
+    assert "picture-losses" not in page, "there is no loss to draw"
+
+
+@pytest.mark.parametrize("takes", ["argument", "report", "nothing"])
+def test_seeds_are_offered_only_of_a_program_that_takes_them(takes: str) -> None:
+    command = ["python", "train.py", *(["--seed", "{seed}"] if takes == "argument" else [])]
+    spec, plan = plan_of(workload__command=command)
+    receipts = [
+        changed(
+            program_receipt(plan, block, arm, reported={"val_bpb": 1.0 + 0.01 * block.seed}),
+            seed=block.seed if takes == "report" else None,
+        )
+        for block in plan.blocks
+        for arm in block.order
+    ]
+    view = views.judged_view(spec, plan, receipts)
+    assert view.verdict is not None
+    for text in (sentences.seeds(view.verdict) or "", terminal(view)):
+        assert ("--seeds " in " ".join(text.split())) == (takes != "nothing")
+    assert ("<dt>Seeds</dt>" in render(view)) == (takes != "nothing")

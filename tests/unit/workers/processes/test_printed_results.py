@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ablate.experiments.in_trial.ablate import LONGEST_NAME, MOST_RESULTS
-from ablate.workers.commands.printed_results import LONGEST_LINE, PrintedResults
+from ablate.workers.commands.printed_results import LONGEST_LINE, MOST_CURVES, PrintedResults
 
 LINE = {"v": "val loss: {}"}
 
@@ -296,3 +296,29 @@ def test_a_rounded_number_contradicts_nothing_and_another_one_does(value: float,
     for other in (value + 0.3 * step, value * 0.8 - step, value + step):
         assert results.contradicting({"val": other}) == {"val": printed}
     assert results.contradicting({"val": math.nan}) == {}
+
+
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False), min_size=1, max_size=3000),
+    st.lists(st.floats(0, 1), max_size=5),
+    st.booleans(),
+)
+def test_a_number_that_is_printed_again_and_again_is_a_curve(
+    values: list[float], cuts: list[float], by_pattern: bool
+) -> None:
+    before = "val " if by_pattern else "METRIC val="
+    log = "".join(f"step {number}\n{before}{value!r}\n" for number, value in enumerate(values)).encode()
+    lines = {"val": "val {}"} if by_pattern else {}
+    curve = read(log, lines, cuts=tuple(sorted(int(cut * len(log)) for cut in cuts))).curves.get("val", ())
+    assert len(curve) <= 400
+    assert [value for _line, value in curve] == [values[line - 1] for line, _value in curve]
+    if len(values) == 1:
+        assert curve == (), "one number is no curve"
+    else:
+        assert (curve[0][0], curve[-1][0]) == (1, len(values)), "the last one counts, so it is drawn"
+        assert len(curve) >= min(len(values), 150)
+
+
+def test_only_the_first_names_have_curves() -> None:
+    log = "".join(f"METRIC m{name}={step}\n" for step in range(3) for name in range(20)).encode()
+    assert len(read(log).curves) == MOST_CURVES
