@@ -226,11 +226,6 @@ def test_the_default_variant_runs_the_reference_shape():
         (Variant(chunk_size=32), replace(SHAPE, N=32, R=1, C=32), "rank 1 with N = 32, P = 64 and chunk_size 32"),
         (Variant(chunk_size=32), replace(SHAPE, N=16, P=128, R=1, C=32), "rank 1 with N = 16, P = 128 and chunk_size"),
         (
-            Variant(chunk_size=64),
-            replace(SHAPE, R=1, C=64, reduced=False),
-            "rank 1 without phi; allowed: a phi of ones",
-        ),
-        (
             Variant(warp_specialize=True),
             replace(SHAPE, P=128),
             "warp_specialize with state size 64, head width 128 and",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, TypeAlias
 
@@ -15,6 +16,7 @@ from tilelang import PassConfigKey
 from ablate.kernels import facts
 from ablate.kernels.mamba3_mimo.cuda.backward import gradients, local_gradients, reductions, time_gradients
 from ablate.kernels.mamba3_mimo.cuda.forward import outputs, prefix
+from ablate.kernels.mamba3_mimo.cuda.host import machine_code
 from ablate.kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from ablate.kernels.scan_switches import ScanFact
 
@@ -193,7 +195,11 @@ def _compiled(name: str, shape: ScanShape, variant: Variant) -> Any:
     with _writing:
         text = program(name, shape, variant)
     options = pass_configs(name, variant)
-    return tilelang.compile(text, target=TARGET, execution_backend="tvm_ffi", pass_configs=options)
+    made = tilelang.compile(text, target=TARGET, execution_backend="tvm_ffi", pass_configs=options)
+    folder = getattr(made, "_tilelang_cache_path", None)
+    if folder is not None:
+        machine_code.check(name, Path(folder))
+    return made
 
 
 def num_kernels() -> int:
