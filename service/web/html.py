@@ -14,7 +14,7 @@ from jinja2 import Environment
 from starlette.exceptions import HTTPException
 
 from ablate.experiments.reporting import wording
-from ablate.experiments.reporting.pages.page_templates import TEMPLATES, make_environment
+from ablate.experiments.reporting.pages.report import TEMPLATES, make_environment
 from ablate.experiments.reporting.pictures.theme import theme_css
 from ablate.experiments.reporting.wording import duration
 from ablate.service.errors import NotFound

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
-from jinja2 import Environment
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ablate.experiments.analysis.arm_summary import measured_trials
@@ -18,7 +19,6 @@ from ablate.experiments.reporting.pages import circumstance_tables, evidence_tab
 from ablate.experiments.reporting.pages.circumstance_tables import rule_in_words
 from ablate.experiments.reporting.pages.evidence_tables import compilation_table
 from ablate.experiments.reporting.pages.first_screen import deciding_values, first_screen, trial_values
-from ablate.experiments.reporting.pages.page_templates import make_environment
 from ablate.experiments.reporting.pages.program_tables import program_tables
 from ablate.experiments.reporting.pictures import registry
 from ablate.experiments.reporting.pictures.drawing import Picture
@@ -29,6 +29,19 @@ from ablate.experiments.reporting.table import Table
 from ablate.experiments.reporting.verdict_layout import is_exact, over_seeds
 from ablate.experiments.reporting.view import AblationView
 from ablate.experiments.reporting.wording import false_verdicts
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def make_environment(*folders: Path) -> Environment:
+    """Return the environment for the templates in `folders` and the report's: escaped, undefined names are errors."""
+    return Environment(
+        loader=FileSystemLoader([*folders, TEMPLATES]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def render(view: AblationView) -> str:
