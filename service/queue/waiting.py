@@ -139,14 +139,11 @@ def _grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
 
 
 def _block_s(row: Row[Any], paces: Mapping[str, Pace]) -> float | None:
-    """Return the mean time of an ablation's blocks in seconds: its own, else by the recent trials of its node class.
-
-    Broken attempts count, too: a block that others disturb takes longer.
-    """
+    """Return the mean time of an ablation's blocks in seconds: its own, else by the recent trials of its node class."""
     if row.blocks_done:
-        return float(row.device_s / row.blocks_done)
+        return float(row.settled_s / row.blocks_done)
     pace = paces.get(row.node_class)
-    return None if pace is None else max(row.device_s, pace.trial_s * float(row.trials_planned / row.blocks_planned))
+    return None if pace is None else pace.trial_s * float(row.trials_planned / row.blocks_planned)
 
 
 def _rest_s(block: Row[Any], paces: Mapping[str, Pace]) -> float:

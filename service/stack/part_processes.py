@@ -127,6 +127,10 @@ class PartRun:
         """Return whether the part listens on its port. Another process may have taken the free port first."""
         return self.part.port is None or bool(listeners(self.part.port).intersection(self._members()))
 
+    def lost_port(self) -> bool:
+        """Return whether another process listens on the part's port."""
+        return self.part.port is not None and not self.owns_port() and bool(listeners(self.part.port))
+
     def update(self) -> None:
         """Check the part and do the next step. This blocks for one health check at most, while the part starts."""
         if self.phase in (PartPhase.RESTARTING, PartPhase.GIVEN_UP):

@@ -182,7 +182,7 @@ class _Supervisor:
 
     def _check_port(self, run: PartRun) -> None:
         """Raise PortTaken if another process listens on the port of a part."""
-        if not run.owns_port():
+        if run.lost_port():
             what = f"cannot use port {run.part.port}: another process took it after the check; start again"
             raise PortTaken(run.part.name, what, self._log_tail(run.part.name))
 

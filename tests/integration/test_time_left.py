@@ -72,15 +72,6 @@ def test_a_last_block_counts_down_whatever_the_number_of_nodes_and_ends_with_no_
     assert left_s(api, made) is None
 
 
-def test_attempts_that_others_disturbed_lengthen_the_estimate(api: Api) -> None:
-    node = api.register()
-    made = api.submit()
-    finish(api, node)
-    block = claimed(api, node, elapsed_s=BLOCK_S)
-    api.attempt(block, "report", failure_class="disturbed", arm="baseline", message="others took 70%")
-    assert left_s(api, made) == near(5 * 2 * BLOCK_S)
-
-
 def test_only_blocks_that_the_device_minutes_pay_for_count(api: Api) -> None:
     node = api.register()
     made = api.submit()

@@ -119,7 +119,7 @@ def _counts(rows: Sequence[Any], wanted: Collection[str]) -> Iterator[tuple[str,
 
 _WAITING: Select[Any] = (
     select(
-        *(ablations.c[name] for name in ("node_class", "blocks_queued", "blocks_done", "device_s")),
+        *(ablations.c[name] for name in ("node_class", "blocks_queued", "blocks_done", "settled_s", "device_s")),
         *(ablations.c[name] for name in ("device_minutes", "blocks_planned", "trials_planned")),
         *(blocks.c[name] for name in ("lanes", "back_ends", "num_devices")),
         *(LIMIT_S.label("limit_s"), TAKES_S.label("takes_s")),
@@ -144,7 +144,7 @@ _RUNNING = (
         (blocks.c.lease_until - db_now()).label("lease_s"),
         blocks.c.message.label("waits_for"),
         (db_now() - attempts.c.started_at).label("elapsed_s"),
-        *(ablations.c[name] for name in ("device_s", "blocks_done", "blocks_planned", "trials_planned")),
+        *(ablations.c[name] for name in ("settled_s", "blocks_done", "blocks_planned", "trials_planned")),
     )
     .join(nodes, nodes.c.id == blocks.c.node_id)
     .join(attempts, attempts.c.id == blocks.c.attempt_id)

@@ -89,9 +89,9 @@ def test_locks_are_the_cores_of_a_host_and_the_devices_of_a_driver(
 ) -> None:
     put_gpus(tmp_path, monkeypatch)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {5, 2})
-    assert [lock.split(":")[2:] for lock in find_devices("cpu").locks("worker")] == [
-        ["worker", "core 2"],
-        ["worker", "core 5"],
+    assert [lock.split(":")[2:] for lock in find_devices("cpu").locks("block")] == [
+        ["block", "core 2"],
+        ["block", "core 5"],
     ]
     gpus = [lock.split(":")[2:] for lock in find_devices("h200").locks("trainer")]
     assert gpus == [["trainer", "nvidia 1652823001234"], ["trainer", f"nvidia {UUIDS[1]}"]]
@@ -106,8 +106,8 @@ def test_locks_of_another_set_are_others(monkeypatch: pytest.MonkeyPatch, tmp_pa
     names = []
     for value in ("", "machine", "home", "of-a-test"):
         monkeypatch.setenv("ABLATE_DEVICE_LOCKS", value)
-        names.append(devices.locks("worker"))
+        names.append(devices.locks("block"))
     monkeypatch.setenv("ABLATE_DEVICE_LOCKS", "home")
     monkeypatch.setenv("ABLATE_HOME", str(tmp_path))
     assert names[0] == names[1]
-    assert len({*names, devices.locks("worker")}) == 4
+    assert len({*names, devices.locks("block")}) == 4
